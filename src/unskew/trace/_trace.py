@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute
 
 from unskew._errors import UnskewError
 from unskew.trace._schema import SCHEMA, SEGMENT_SAMPLED, TOKEN_COLUMNS
