@@ -1,0 +1,25 @@
+"""What could be wrong? One class a cause, one file an id prefix."""
+
+from collections.abc import Mapping
+
+from unskew.causes import _estimator, _floor, _mode, _numerics, _position, _record, _routing, _sampling, _template, _weights
+from unskew.causes._base import CLIP_NATS as CLIP_NATS
+from unskew.causes._base import Cause as Cause
+from unskew.causes._base import Counterfactual as Counterfactual
+from unskew.causes._base import Gap as Gap
+from unskew.causes._base import Intervention as Intervention
+from unskew.causes._base import Parameter as Parameter
+from unskew.causes._base import Reading as Reading
+
+CAUSES: Mapping[str, Cause] = {
+    cause.id: cause
+    for cause in (
+        _sampling.Temperature(), _sampling.TemperatureRaw(), _sampling.TemperatureAfterSoftmax(), _sampling.TopP(),
+        _sampling.TopK(), _sampling.RepetitionPenalty(), _sampling.Silent(), _record.Shift(), _record.PromptInMask(),
+        _record.SyntheticEos(), _record.FilledLogp(), _record.RowOrder(), _record.Retokenized(), _template.Bos(),
+        _position.LeftPad(), _position.Packing(), _weights.Stale(), _weights.AdapterMissing(),
+        _weights.StalePrefixCache(), _numerics.LogpStorage(), _numerics.Body(), _mode.TrainMode(), _routing.Flips(),
+        _estimator.SequenceWeight(), _floor.Noise(),
+    )
+}  # fmt: skip
+"""Every cause by its id."""

@@ -1,0 +1,201 @@
+"""An intervention, a cause, and the gap that causes are asked about."""
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import ClassVar, Literal, Protocol
+
+import numpy as np
+
+from unskew.trace import Trace
+
+__all__ = ["CLIP_NATS", "Cause", "Counterfactual", "Gap", "Intervention", "Parameter", "Reading", "fit_parameter", "mean_and_z"]
+
+Side = Literal["rollout", "trainer", "record"]
+Severity = Literal["info", "warn", "error"]
+Parameter = float | int | str
+
+CLIP_NATS = 2.0
+"""A token's gap counts at most this many nats in a loss, so that one impossible token cannot decide a verdict."""
+
+
+@dataclass(frozen=True, slots=True)
+class Intervention:
+    """One named, composable change to how log-probs are computed or recorded.
+
+    The lab plants it, a counterfactual applies it to the clean scorer, a fix is its inverse. Where several are
+    composed, `scorer` comes first, then `sampling`, then the `logp` of each in the order of `stage`.
+
+    Args:
+        cause: id of the cause it belongs to.
+        parameters: what was chosen or fitted, by name.
+        scorer: which scorer computes the log-probs: "" the clean one, else a name the counterfactual knows
+            ("bos", "older:1", "bfloat16", "routing").
+        sampling: fields of `SamplingTransform` that it sets.
+        logp: from the log-probs (N,) as computed to the log-probs as recorded.
+        rows: from the rows as they happened to the rows as recorded (the lab only).
+        stage: order among `logp` changes: 0 values, 1 alignment, 2 placeholders, 3 storage.
+    """
+
+    cause: str
+    parameters: Mapping[str, Parameter] = field(default_factory=dict)
+    scorer: str = ""
+    sampling: Mapping[str, float] = field(default_factory=dict)
+    logp: Callable[[np.ndarray, Trace], np.ndarray] | None = None
+    rows: Callable[[Trace], Trace] | None = None
+    stage: int = 0
+
+
+class Counterfactual(Protocol):
+    """The clean scorer under interventions."""
+
+    trainer_temperature: float
+    scorers: frozenset[str]
+
+    def predict(self, hypotheses: Sequence[Sequence[Intervention]]) -> np.ndarray:
+        """Log-probs each hypothesis would have recorded, float64 (K, N)."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class Gap:
+    """One side's gap: what was recorded against what the clean scorer predicts under the causes accepted so far.
+
+    Args:
+        trace: the usable rows.
+        side: whose log-probs `recorded` are; "record" where no scorer can tell the two sides apart.
+        recorded: log-probs as recorded, float64 (N,).
+        clean: log-probs of the clean scorer, float64 (N,).
+        keep: tokens in the loss with finite log-probs on both sides, bool (N,).
+        weight: 1 / (expected noise variance), float64 (N,).
+        fit: tokens of the sequences that parameters are fitted on; the others are held out, bool (N,).
+        counterfactual: the clean scorer under interventions.
+        accepted: causes accepted so far.
+        predicted: log-probs under `accepted`, float64 (N,).
+        entropy: entropy of the distribution that `clean` is of, float64 (N,), where known.
+        uniform: tokens of rows that were kept without looking at reward or gap, bool (N,).
+        floor: noise σ expected of this side at its dtype, in nats of logit noise.
+    """
+
+    trace: Trace
+    side: Side
+    recorded: np.ndarray
+    clean: np.ndarray
+    keep: np.ndarray
+    weight: np.ndarray
+    fit: np.ndarray
+    counterfactual: Counterfactual
+    accepted: tuple[Intervention, ...]
+    predicted: np.ndarray
+    entropy: np.ndarray | None
+    uniform: np.ndarray
+    floor: float
+
+    @property
+    def residual(self) -> np.ndarray:
+        """Recorded − predicted in nats, 0 outside `keep`, float64 (N,)."""
+        with np.errstate(invalid="ignore"):
+            return np.where(self.keep, self.recorded - self.predicted, 0.0)
+
+    def loss(self, predicted: np.ndarray) -> np.ndarray:
+        """Noise-weighted squared gap of each token, clipped at `CLIP_NATS`, float64 (..., N).
+
+        A prediction of −inf counts as `CLIP_NATS`; one of NaN (a position that has none) counts nothing.
+        """
+        with np.errstate(invalid="ignore"):
+            gap = np.minimum(np.abs(self.recorded - predicted), CLIP_NATS)
+        gap = np.where(np.isnan(predicted), 0.0, gap)
+        return np.where(self.keep, gap**2 * self.weight, 0.0)
+
+    def under(self, accepted: Sequence[Intervention]) -> "Gap":
+        """The gap that is left once these interventions are accepted."""
+        accepted = tuple(accepted)
+        predicted = self.counterfactual.predict([accepted])[0] if accepted else self.clean
+        return replace(self, accepted=accepted, predicted=predicted)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Reading:
+    """What a cause reads off the record alone.
+
+    `drop` marks tokens (N,) that must not enter the figures because of it; `says` is evidence in words, `tokens`
+    indices of tokens that show it.
+    """
+
+    cause: str
+    side: Side
+    severity: Severity
+    says: tuple[str, ...]
+    parameters: Mapping[str, Parameter] = field(default_factory=dict)
+    tokens: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
+    drop: np.ndarray | None = None
+
+
+class Cause:
+    """One thing that makes two engines disagree: what it says, how it is screened, planted, tested and fixed.
+
+    A subclass gives the class attributes and any of `intervene`, `propose`, `read`.
+    """
+
+    id: ClassVar[str]
+    says: ClassVar[str]
+    sides: ClassVar[frozenset[Side]]
+    kind: ClassVar[Literal["reproduced", "matched", "lint"]] = "reproduced"
+    severity: ClassVar[Severity] = "error"
+    screens_on: ClassVar[str]
+    refute: ClassVar[str]
+    remedy: ClassVar[str]
+    settings: ClassVar[tuple[str, ...]] = ()
+
+    def intervene(self, **parameters: Parameter) -> Intervention:
+        """The change itself, with its parameters."""
+        raise TypeError(f"{self.id} is read off the record and cannot be applied to a scorer: {parameters}")
+
+    def propose(self, gap: Gap) -> Iterable[Intervention]:
+        """Interventions worth a counterfactual on this gap, continuous parameters fitted."""
+        return ()
+
+    def read(self, trace: Trace) -> Iterable[Reading]:
+        """What the record alone shows of this cause."""
+        return ()
+
+    def at_floor(self, gap: Gap) -> Iterable[Reading]:
+        """What can be wrong although the gap is at its floor."""
+        return ()
+
+
+def mean_and_z(values: np.ndarray, cu_seqlens: np.ndarray, n: int) -> tuple[float, float]:
+    """Mean over n tokens and its z from per-sequence sums, which are independent where tokens are not.
+
+    Example:
+        >>> mean_and_z(np.array([1.0, 1.0, 2.0, 0.0]), np.array([0, 2, 4]), 4)
+        (1.0, inf)
+    """
+    sums = np.add.reduceat(np.append(values, 0.0), cu_seqlens[:-1])[: len(cu_seqlens) - 1]
+    sums = np.where(np.diff(cu_seqlens) > 0, sums, 0.0)
+    total, spread = float(sums.sum()), float(sums.std(ddof=1) * math.sqrt(len(sums))) if len(sums) > 1 else math.inf
+    if not spread:
+        return total / max(n, 1), math.copysign(math.inf, total) if total else 0.0
+    return total / max(n, 1), total / spread
+
+
+def fit_parameter(
+    gap: Gap, make: Callable[[float], Intervention], grid: Sequence[float], *, rounds: int = 3, points: int = 7
+) -> Intervention:
+    """The intervention whose parameter minimises the loss on the fit sequences: a grid, then `rounds` of zoom.
+
+    Fitted on top of the accepted interventions. The loss is Σ min(|gap|, clip)²·weight over the fit tokens.
+    """
+    values = np.asarray(grid, np.float64)
+
+    def losses(candidates: np.ndarray) -> np.ndarray:
+        hypotheses = [(*gap.accepted, make(float(value))) for value in candidates]
+        return gap.loss(gap.counterfactual.predict(hypotheses))[:, gap.fit].sum(axis=1)
+
+    scores = losses(values)
+    for _ in range(rounds):
+        best = int(np.argmin(scores))
+        low, high = values[max(best - 1, 0)], values[min(best + 1, len(values) - 1)]
+        values = np.linspace(low, high, points)
+        scores = losses(values)
+    return make(float(values[int(np.argmin(scores))]))

@@ -1,0 +1,215 @@
+"""Sampling causes: log-probs of another distribution than the one the other side scores."""
+
+import math
+from collections.abc import Iterable
+
+import numpy as np
+
+from unskew.causes._base import Cause, Gap, Intervention, Parameter, Reading, fit_parameter, mean_and_z
+
+__all__ = [
+    "RepetitionPenalty", "Silent", "Temperature", "TemperatureAfterSoftmax", "TemperatureRaw", "TopK", "TopP",
+]  # fmt: skip
+
+_BOTH = frozenset({"rollout", "trainer"})
+_TEMPERATURES = np.geomspace(0.3, 2.5, 13)
+
+
+class Temperature(Cause):
+    """Rollout logged at one temperature, trainer scores at another (methods 1)."""
+
+    id = "sampling.temperature"
+    says = "the two sides' log-probs are of the same logits at different temperatures"
+    sides = _BOTH
+    screens_on = "the gap is linear in the centred logit; the temperature fitted on the logits differs from the trainer's"
+    refute = "scoring with the fitted temperature leaves the gap as large as before"
+    remedy = "divide the trainer's logits by the sampling temperature, or log raw log-probs and score at 1"
+    settings = ("rollout.temperature", "trainer.temperature", "rollout.logprobs_mode")
+
+    def intervene(self, **parameters: Parameter) -> Intervention:
+        temperature = float(parameters["temperature"])
+        return Intervention(self.id, {"temperature": temperature}, sampling={"temperature": temperature})
+
+    def propose(self, gap: Gap) -> Iterable[Intervention]:
+        fitted = fit_parameter(gap, lambda value: self.intervene(temperature=value), _TEMPERATURES)
+        if abs(math.log(float(fitted.parameters["temperature"]) / gap.counterfactual.trainer_temperature)) > 0.005:
+            yield fitted
+
+
+class TemperatureRaw(Cause):
+    """Rollout logged raw log-probs, trainer divides by the temperature (methods 2)."""
+
+    id = "sampling.temperature-raw"
+    says = "the engine sampled at a temperature but logged log-probs at 1; the trainer scores at the temperature"
+    sides = frozenset({"rollout"})
+    screens_on = "declared temperature ≠ 1 and the log-probs fit temperature 1; mean ratio 1 + χ² > 1"
+    refute = "the recorded log-probs do not equal the clean scorer's at temperature 1"
+    remedy = "make the engine log processed log-probs (after temperature)"
+    settings = ("rollout.logprobs_mode",)
+
+    def intervene(self, **parameters: Parameter) -> Intervention:
+        return Intervention(self.id, {}, sampling={"temperature": 1.0})
+
+    def propose(self, gap: Gap) -> Iterable[Intervention]:
+        declared = {value for value in gap.trace.setting("sampling", "temperature") if value is not None}
+        if gap.counterfactual.trainer_temperature != 1.0 and declared != {1.0}:
+            yield self.intervene()
+
+
+class TemperatureAfterSoftmax(Cause):
+    """Log-prob divided by the temperature after the softmax."""
+
+    id = "sampling.temperature-after-softmax"
+    says = "log-probs at temperature 1 were divided by the temperature instead of the logits"
+    sides = _BOTH
+    screens_on = "recorded log-prob × T equals the log-prob at temperature 1; probabilities do not sum to 1"
+    refute = "the recorded log-probs times the fitted temperature differ from the clean scorer's at 1"
+    remedy = "divide the logits by the temperature before the log-softmax"
+    settings = ("trainer.temperature",)
+
+    def intervene(self, **parameters: Parameter) -> Intervention:
+        temperature = float(parameters["temperature"])
+        return Intervention(
+            self.id, {"temperature": temperature}, sampling={"temperature": 1.0}, logp=lambda logp, _: logp / temperature
+        )
+
+    def propose(self, gap: Gap) -> Iterable[Intervention]:
+        raw = gap.counterfactual.predict([[Intervention(self.id, sampling={"temperature": 1.0})]])[0]
+        use = gap.keep & gap.fit & np.isfinite(raw)
+        if not use.any() or not (raw[use] ** 2).sum():
+            return
+        slope = float((raw[use] * gap.recorded[use]).sum() / (raw[use] ** 2).sum())
+        if slope > 0 and abs(slope - 1) > 0.02:
+            yield self.intervene(temperature=1.0 / slope)
+
+
+class TopP(Cause):
+    """Log-probs renormalised over the nucleus (methods 4)."""
+
+    id = "sampling.top-p"
+    says = "log-probs are over the top-p nucleus on one side and over the whole vocabulary on the other"
+    sides = _BOTH
+    screens_on = "the gap has one sign and never exceeds −log p; mean ratio = kept mass < 1"
+    refute = "a recorded token lies outside the fitted nucleus, or the gap is not the log of the kept mass"
+    remedy = "log raw log-probs, sample with top-p 1, or renormalise the trainer over the recorded support"
+    settings = ("rollout.top_p", "rollout.logprobs_mode", "trainer.sampling_mask")
+
+    def intervene(self, **parameters: Parameter) -> Intervention:
+        top_p = float(parameters["top_p"])
+        return Intervention(self.id, {"top_p": top_p}, sampling={"top_p": top_p})
+
+    def propose(self, gap: Gap) -> Iterable[Intervention]:
+        if _one_sided(gap):
+            grid = (0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.925, 0.95, 0.97, 0.98, 0.99, 0.999)
+            yield fit_parameter(gap, lambda value: self.intervene(top_p=value), grid)
+
+
+class TopK(Cause):
+    """Log-probs renormalised over the k most likely tokens (methods 4)."""
+
+    id = "sampling.top-k"
+    says = "log-probs are over the k most likely tokens on one side and over the whole vocabulary on the other"
+    sides = _BOTH
+    screens_on = "the gap has one sign, its size is the log of the mass of the top k; the sampled rank never exceeds k"
+    refute = "a recorded token has a rank above the fitted k"
+    remedy = "log raw log-probs, sample without top-k, or renormalise the trainer over the recorded support"
+    settings = ("rollout.top_k", "rollout.logprobs_mode", "trainer.sampling_mask")
+
+    def intervene(self, **parameters: Parameter) -> Intervention:
+        top_k = int(parameters["top_k"])
+        return Intervention(self.id, {"top_k": top_k}, sampling={"top_k": top_k})
+
+    def propose(self, gap: Gap) -> Iterable[Intervention]:
+        if not _one_sided(gap):
+            return
+        candidates = [self.intervene(top_k=k) for k in (*range(1, 17), 18, 20, 25, 30, 32, 40, 50, 64, 100, 128, 200)]
+        predicted = gap.counterfactual.predict([(*gap.accepted, candidate) for candidate in candidates])
+        yield candidates[int(np.argmin(gap.loss(predicted)[:, gap.fit].sum(axis=1)))]
+
+
+class RepetitionPenalty(Cause):
+    """A repetition penalty on one side (methods 5)."""
+
+    id = "sampling.repetition-penalty"
+    says = "one side's logits carry a repetition penalty, often inherited from generation_config.json"
+    sides = _BOTH
+    screens_on = "tokens already in the context and fresh ones move in opposite directions"
+    refute = "tokens already in the context and fresh ones show the same mean gap"
+    remedy = "set repetition_penalty to 1 in the engine, and check what generation_config.json sets"
+    settings = ("rollout.repetition_penalty", "rollout.generation_config")
+
+    def intervene(self, **parameters: Parameter) -> Intervention:
+        penalty = float(parameters["repetition_penalty"])
+        return Intervention(self.id, {"repetition_penalty": penalty}, sampling={"repetition_penalty": penalty})
+
+    def propose(self, gap: Gap) -> Iterable[Intervention]:
+        fitted = fit_parameter(
+            gap, lambda value: self.intervene(repetition_penalty=value), (0.8, 0.9, 1.0, 1.1, 1.2, 1.35, 1.5, 1.8, 2.2)
+        )
+        if abs(float(fitted.parameters["repetition_penalty"]) - 1) > 0.003:
+            yield fitted
+
+
+class Silent(Cause):
+    """Both sides log the same and the sampler differs (methods 3): entropy calibration names it."""
+
+    id = "sampling.silent"
+    says = "both sides log the same numbers, but the tokens were not drawn from them: the sampler was shaped and logged raw"
+    sides = frozenset({"rollout"})
+    kind = "matched"
+    screens_on = "the gap is at its floor while C = mean(log π + H) differs from 0"
+    refute = "C over uniformly kept rows is within 3 standard errors of 0"
+    remedy = "log processed log-probs, or sample at temperature 1 without truncation or penalties"
+    settings = ("rollout.logprobs_mode", "rollout.temperature", "rollout.top_p", "rollout.top_k")
+
+    def at_floor(self, gap: Gap) -> Iterable[Reading]:
+        if gap.entropy is None:
+            return
+        excess = np.where(gap.keep & gap.uniform, gap.clean + gap.entropy, 0.0)
+        n = int((gap.keep & gap.uniform).sum())
+        mean, z = mean_and_z(excess, gap.trace.cu_seqlens, n)
+        if abs(z) < 4.5 or abs(mean) < 0.005:
+            return
+        says = f"C = mean(log π + H) = {mean:+.4f} nat, z = {z:+.1f} over {n} tokens: 0 if sampled from what was scored"
+        kind = self._kind(gap)
+        tail = "; the sampler that fits the tokens best: " + ", ".join(f"{k} {v:.3g}" for k, v in kind.items())
+        yield Reading(
+            self.id, "rollout", "error", (says + (tail if kind else ""),), {"calibration": round(mean, 5), "z": round(z, 2), **kind}
+        )
+
+    def _kind(self, gap: Gap) -> dict[str, Parameter]:
+        """The sampler of highest likelihood of the sampled tokens, by BIC among temperature, top-p, both, penalty."""
+        use = gap.keep & gap.uniform
+        if not gap.counterfactual.scorers:
+            return {}
+
+        def best(names: tuple[str, ...], values: list[tuple[float, ...]]) -> tuple[float, dict[str, Parameter]]:
+            sampling = [dict(zip(names, value, strict=True)) for value in values]
+            logp = gap.counterfactual.predict([[Intervention(self.id, sampling=s)] for s in sampling])[:, use]
+            likelihood = np.where(np.isfinite(logp), logp, -1e9).sum(axis=1)
+            top = int(np.argmax(likelihood))
+            return float(likelihood[top]) - 0.5 * len(names) * math.log(use.sum()), dict(sampling[top])
+
+        temperature = gap.counterfactual.trainer_temperature
+        temperatures = [round(t, 3) for t in np.arange(0.4, 1.6, 0.02) * temperature]
+        nuclei = [round(p, 3) for p in np.arange(0.5, 1.0, 0.01)]
+        both = best(("temperature", "top_p"), [(t, p) for t in temperatures[::3] for p in nuclei[::5]])
+        fine = [(both[1]["temperature"] + dt, both[1]["top_p"] + dp) for dt in np.arange(-0.06, 0.07, 0.02) for dp in np.arange(-0.05, 0.06, 0.01)]
+        options = [
+            best(("temperature",), [(t,) for t in temperatures]),
+            best(("top_p",), [(p,) for p in nuclei]),
+            best(("temperature", "top_p"), [(round(t, 3), round(p, 3)) for t, p in fine if p <= 1]),
+            best(("top_k",), [(float(k),) for k in range(1, 101)]),
+            best(("repetition_penalty",), [(round(r, 3),) for r in np.arange(0.7, 2.01, 0.02)]),
+        ]
+        return max(options, key=lambda option: option[0])[1]
+
+
+def _one_sided(gap: Gap) -> bool:
+    """Whether recorded log-probs lie above the prediction wherever the two clearly differ."""
+    residual = gap.residual[gap.keep & gap.fit]
+    clear = np.abs(residual) > max(1e-4, 0.25 * float(np.sqrt((residual**2).mean())) if len(residual) else 0.0)
+    if not clear.any():
+        return False
+    up = float((residual[clear] > 0).mean())
+    return max(up, 1 - up) > 0.8
