@@ -2,7 +2,18 @@
 
 from collections.abc import Mapping
 
-from unskew.causes import _estimator, _floor, _mode, _numerics, _position, _record, _routing, _sampling, _template, _weights
+from unskew.causes import (
+    _estimator,
+    _floor,
+    _mode,
+    _numerics,
+    _position,
+    _record,
+    _routing,
+    _sampling,
+    _template,
+    _weights,
+)
 from unskew.causes._base import CLIP_NATS as CLIP_NATS
 from unskew.causes._base import Cause as Cause
 from unskew.causes._base import Counterfactual as Counterfactual

@@ -9,7 +9,17 @@ import numpy as np
 
 from unskew.trace import Trace
 
-__all__ = ["CLIP_NATS", "Cause", "Counterfactual", "Gap", "Intervention", "Parameter", "Reading", "fit_parameter", "mean_and_z"]
+__all__ = [
+    "CLIP_NATS",
+    "Cause",
+    "Counterfactual",
+    "Gap",
+    "Intervention",
+    "Parameter",
+    "Reading",
+    "fit_parameter",
+    "mean_and_z",
+]
 
 Side = Literal["rollout", "trainer", "record"]
 Severity = Literal["info", "warn", "error"]
@@ -146,6 +156,12 @@ class Cause:
     refute: ClassVar[str]
     remedy: ClassVar[str]
     settings: ClassVar[tuple[str, ...]] = ()
+    needs_model: ClassVar[bool] = False
+    """Whether `propose` asks for another scorer or sampling transform than the recorded ones."""
+    symmetric: ClassVar[bool] = False
+    """Whether only a model can tell on which side it sits."""
+    fitted: ClassVar[int] = 0
+    """Parameters that `propose` fits; of two causes that explain a gap equally well, the one with fewer is named."""
 
     def intervene(self, **parameters: Parameter) -> Intervention:
         """The change itself, with its parameters."""

@@ -19,7 +19,9 @@ def contrast(cause: Cause, trace: Trace, column: str, side: Side) -> Iterable[Re
     if not (trace.has(column) and trace.has("old_logp") and trace.has("rollout_logp")):
         return
     gap = np.where(trace.mask, np.abs(trace.tokens("old_logp").astype(np.float64) - trace.tokens("rollout_logp")), 0.0)
-    sums = np.bincount(trace.row_of_token, gap, len(trace)) / np.maximum(np.bincount(trace.row_of_token, trace.mask, len(trace)), 1)
+    sums = np.bincount(trace.row_of_token, gap, len(trace)) / np.maximum(
+        np.bincount(trace.row_of_token, trace.mask, len(trace)), 1
+    )
     flagged = np.asarray(trace.rows(column)) > 0
     if flagged.sum() < 2 or (~flagged).sum() < 2:
         return

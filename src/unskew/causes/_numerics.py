@@ -20,8 +20,9 @@ class Body(Cause):
     kind = "matched"
     screens_on = "zero-mean, light-tailed noise in proportion to the logit-noise scale; σ̂ as of a bf16 or fp16 forward"
     refute = "σ̂ outside the range of the dtype's own forward, or a gap that does not follow the noise scale"
-    remedy = "run both sides in the same dtype (fp16 has 8 times the precision of bf16), or accept it: it is the floor of that dtype"
+    remedy = "run both sides in the same dtype (fp16 is 8 times finer than bf16), or accept it as the floor of that dtype"
     settings = ("rollout.dtype", "trainer.dtype")
+    needs_model = True
 
     def intervene(self, **parameters: Parameter) -> Intervention:
         dtype = str(parameters["dtype"])

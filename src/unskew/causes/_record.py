@@ -22,6 +22,7 @@ class Shift(Cause):
     refute = "no lag other than 0 raises the correlation"
     remedy = "align log-probs with the tokens they predict: logits at position t − 1 score token t"
     settings = ()
+    symmetric = True
 
     def intervene(self, **parameters: Parameter) -> Intervention:
         lag = int(parameters["lag"])
@@ -43,12 +44,15 @@ class SyntheticEos(Cause):
     """A last token that the policy did not sample, with a placeholder log-prob (methods 15)."""
 
     id = "record.synthetic-eos"
-    says = "the last token of the responses was appended by the framework, not sampled, and its log-prob is a placeholder"
+    says = (
+        "the last token of the responses was appended by the framework, not sampled, and its log-prob is a placeholder"
+    )
     sides = _ANY
     screens_on = "the gap sits on the last token, where the recorded value is the same constant in every row"
     refute = "the last tokens' recorded log-probs vary from row to row"
     remedy = "leave appended EOS tokens out of the loss mask (segment 5, forced)"
     settings = ()
+    fitted = 1
 
     def intervene(self, **parameters: Parameter) -> Intervention:
         value = float(parameters["value"])
@@ -77,11 +81,17 @@ class FilledLogp(Cause):
     refute = "the repeated value agrees with the other side's log-probs"
     remedy = "request the log-prob of every sampled token; fail instead of filling a missing one"
     settings = ("rollout.logprobs",)
+    fitted = 2
 
     def intervene(self, **parameters: Parameter) -> Intervention:
         value, every = float(parameters["value"]), int(parameters.get("every", 0))
         if every:
-            return Intervention(self.id, {"value": value}, logp=lambda logp, trace: _with(logp, slice(None, None, every), value), stage=2)
+            return Intervention(
+                self.id,
+                {"value": value},
+                logp=lambda logp, trace: _with(logp, slice(None, None, every), value),
+                stage=2,
+            )
         raise TypeError("record.filled-logp is planted with `every`; a gap proposes where the placeholders stand")
 
     def propose(self, gap: Gap) -> Iterable[Intervention]:
@@ -104,8 +114,14 @@ class FilledLogp(Cause):
             values = trace.tokens(column)
             bad = trace.mask & (~np.isfinite(values) | (values <= -999))
             if bad.any():
-                kinds = {"NaN": np.isnan(values), "inf": np.isinf(values), "≤ −999": np.isfinite(values) & (values <= -999)}
-                counts = ", ".join(f"{int((bad & kind).sum())} × {name}" for name, kind in kinds.items() if (bad & kind).any())
+                kinds = {
+                    "NaN": np.isnan(values),
+                    "inf": np.isinf(values),
+                    "≤ −999": np.isfinite(values) & (values <= -999),
+                }
+                counts = ", ".join(
+                    f"{int((bad & kind).sum())} × {name}" for name, kind in kinds.items() if (bad & kind).any()
+                )
                 share = float(bad.sum() / max(trace.mask.sum(), 1))
                 yield Reading(
                     self.id, side, "error", (f"{column}: {counts} among {int(trace.mask.sum())} tokens of the loss",),
@@ -135,7 +151,9 @@ class PromptInMask(Cause):
         elif trace.has("prompt_ids"):
             bad = np.zeros(trace.n_tokens, bool)
             ids = trace.tokens("response_ids")
-            for start, stop, prompt in zip(trace.cu_seqlens[:-1], trace.cu_seqlens[1:], trace.ragged("prompt_ids"), strict=True):
+            for start, stop, prompt in zip(
+                trace.cu_seqlens[:-1], trace.cu_seqlens[1:], trace.ragged("prompt_ids"), strict=True
+            ):
                 if 1 < len(prompt) <= stop - start and np.array_equal(ids[start : start + len(prompt)], prompt):
                     bad[start : start + len(prompt)] = trace.mask[start : start + len(prompt)]
             how = "the response begins with its own prompt"
@@ -160,6 +178,8 @@ class RowOrder(Cause):
     refute = "every row is nearest to its own partner"
     remedy = "undo the sort of dynamic batching before joining log-probs to rows; join by id, not by position"
     settings = ("trainer.dynamic_batch",)
+    symmetric = True
+    fitted = 2
 
     def intervene(self, **parameters: Parameter) -> Intervention:
         step = int(parameters["step"])
@@ -179,7 +199,11 @@ class RowOrder(Cause):
         distance = np.stack([_row_distance(gap, np.arange(n), np.full(n, row)) for row in range(n)], axis=1)
         best = np.nanargmin(np.where(np.isnan(distance), np.inf, distance), axis=1)
         moved = best != np.arange(n)
-        if moved.mean() < 0.3 or len(np.unique(best)) < 0.9 * n or np.median(distance[np.arange(n), best]) > 0.3 * np.nanmedian(own):
+        if (
+            moved.mean() < 0.3
+            or len(np.unique(best)) < 0.9 * n
+            or np.median(distance[np.arange(n), best]) > 0.3 * np.nanmedian(own)
+        ):
             return
         order = np.concatenate([best, np.arange(n, len(gap.trace))])
         yield Intervention(
@@ -192,7 +216,9 @@ class Retokenized(Cause):
     """Ids differ from the sampled ids, same text (methods 17)."""
 
     id = "record.retokenized"
-    says = "the trainer scored other token ids than the engine sampled: exact up to a point in each row, wrong from there"
+    says = (
+        "the trainer scored other token ids than the engine sampled: exact up to a point in each row, wrong from there"
+    )
     sides = frozenset({"record"})
     kind = "lint"
     screens_on = "in each row |d| is at its floor before an onset and far above it from there on; onsets differ by row"

@@ -1,11 +1,12 @@
 """Sampling causes: log-probs of another distribution than the one the other side scores."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 
 from unskew.causes._base import Cause, Gap, Intervention, Parameter, Reading, fit_parameter, mean_and_z
+from unskew.trace import Trace
 
 __all__ = [
     "RepetitionPenalty", "Silent", "Temperature", "TemperatureAfterSoftmax", "TemperatureRaw", "TopK", "TopP",
@@ -21,10 +22,14 @@ class Temperature(Cause):
     id = "sampling.temperature"
     says = "the two sides' log-probs are of the same logits at different temperatures"
     sides = _BOTH
-    screens_on = "the gap is linear in the centred logit; the temperature fitted on the logits differs from the trainer's"
+    screens_on = (
+        "the gap is linear in the centred logit; the temperature fitted on the logits differs from the trainer's"
+    )
     refute = "scoring with the fitted temperature leaves the gap as large as before"
     remedy = "divide the trainer's logits by the sampling temperature, or log raw log-probs and score at 1"
     settings = ("rollout.temperature", "trainer.temperature", "rollout.logprobs_mode")
+    needs_model = True
+    fitted = 1
 
     def intervene(self, **parameters: Parameter) -> Intervention:
         temperature = float(parameters["temperature"])
@@ -34,6 +39,9 @@ class Temperature(Cause):
         fitted = fit_parameter(gap, lambda value: self.intervene(temperature=value), _TEMPERATURES)
         if abs(math.log(float(fitted.parameters["temperature"]) / gap.counterfactual.trainer_temperature)) > 0.005:
             yield fitted
+
+    def read(self, trace: Trace) -> Iterable[Reading]:
+        yield from _declared(self, trace, processed=True, differs=lambda rollout, trainer: rollout != trainer)
 
 
 class TemperatureRaw(Cause):
@@ -46,6 +54,7 @@ class TemperatureRaw(Cause):
     refute = "the recorded log-probs do not equal the clean scorer's at temperature 1"
     remedy = "make the engine log processed log-probs (after temperature)"
     settings = ("rollout.logprobs_mode",)
+    needs_model = True
 
     def intervene(self, **parameters: Parameter) -> Intervention:
         return Intervention(self.id, {}, sampling={"temperature": 1.0})
@@ -54,6 +63,9 @@ class TemperatureRaw(Cause):
         declared = {value for value in gap.trace.setting("sampling", "temperature") if value is not None}
         if gap.counterfactual.trainer_temperature != 1.0 and declared != {1.0}:
             yield self.intervene()
+
+    def read(self, trace: Trace) -> Iterable[Reading]:
+        yield from _declared(self, trace, processed=False, differs=lambda _, trainer: trainer != 1.0)
 
 
 class TemperatureAfterSoftmax(Cause):
@@ -66,11 +78,16 @@ class TemperatureAfterSoftmax(Cause):
     refute = "the recorded log-probs times the fitted temperature differ from the clean scorer's at 1"
     remedy = "divide the logits by the temperature before the log-softmax"
     settings = ("trainer.temperature",)
+    needs_model = True
+    fitted = 1
 
     def intervene(self, **parameters: Parameter) -> Intervention:
         temperature = float(parameters["temperature"])
         return Intervention(
-            self.id, {"temperature": temperature}, sampling={"temperature": 1.0}, logp=lambda logp, _: logp / temperature
+            self.id,
+            {"temperature": temperature},
+            sampling={"temperature": 1.0},
+            logp=lambda logp, _: logp / temperature,
         )
 
     def propose(self, gap: Gap) -> Iterable[Intervention]:
@@ -93,15 +110,31 @@ class TopP(Cause):
     refute = "a recorded token lies outside the fitted nucleus, or the gap is not the log of the kept mass"
     remedy = "log raw log-probs, sample with top-p 1, or renormalise the trainer over the recorded support"
     settings = ("rollout.top_p", "rollout.logprobs_mode", "trainer.sampling_mask")
+    needs_model = True
+    fitted = 1
 
     def intervene(self, **parameters: Parameter) -> Intervention:
         top_p = float(parameters["top_p"])
         return Intervention(self.id, {"top_p": top_p}, sampling={"top_p": top_p})
 
     def propose(self, gap: Gap) -> Iterable[Intervention]:
-        if _one_sided(gap):
+        if gap.accepted or _one_sided(gap):
             grid = (0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.925, 0.95, 0.97, 0.98, 0.99, 0.999)
             yield fit_parameter(gap, lambda value: self.intervene(top_p=value), grid)
+
+    def read(self, trace: Trace) -> Iterable[Reading]:
+        declared = {value for value in trace.setting("sampling", "top_p") if value is not None} or {1.0}
+        if not (trace.has("old_logp") and trace.has("rollout_logp")) or len(declared) > 1:
+            return
+        (top_p,) = declared
+        gap = (trace.tokens("old_logp").astype(np.float64) - trace.tokens("rollout_logp"))[trace.mask]
+        gap = gap[np.isfinite(gap)]
+        if not 0 < top_p < 1 or not len(gap):
+            return
+        inside = float(((gap <= 1e-3) & (gap >= math.log(top_p) - 1e-3)).mean())
+        if inside > 0.995 and gap.mean() < 0.1 * math.log(top_p):
+            says = f"top_p {top_p:g} is declared and {inside:.1%} of all log-ratios lie in [log {top_p:g}, 0]"
+            yield Reading(self.id, "rollout", "error", (says,), {"top_p": top_p})
 
 
 class TopK(Cause):
@@ -114,13 +147,15 @@ class TopK(Cause):
     refute = "a recorded token has a rank above the fitted k"
     remedy = "log raw log-probs, sample without top-k, or renormalise the trainer over the recorded support"
     settings = ("rollout.top_k", "rollout.logprobs_mode", "trainer.sampling_mask")
+    needs_model = True
+    fitted = 1
 
     def intervene(self, **parameters: Parameter) -> Intervention:
         top_k = int(parameters["top_k"])
         return Intervention(self.id, {"top_k": top_k}, sampling={"top_k": top_k})
 
     def propose(self, gap: Gap) -> Iterable[Intervention]:
-        if not _one_sided(gap):
+        if not (gap.accepted or _one_sided(gap)):
             return
         candidates = [self.intervene(top_k=k) for k in (*range(1, 17), 18, 20, 25, 30, 32, 40, 50, 64, 100, 128, 200)]
         predicted = gap.counterfactual.predict([(*gap.accepted, candidate) for candidate in candidates])
@@ -137,6 +172,8 @@ class RepetitionPenalty(Cause):
     refute = "tokens already in the context and fresh ones show the same mean gap"
     remedy = "set repetition_penalty to 1 in the engine, and check what generation_config.json sets"
     settings = ("rollout.repetition_penalty", "rollout.generation_config")
+    needs_model = True
+    fitted = 1
 
     def intervene(self, **parameters: Parameter) -> Intervention:
         penalty = float(parameters["repetition_penalty"])
@@ -154,7 +191,7 @@ class Silent(Cause):
     """Both sides log the same and the sampler differs (methods 3): entropy calibration names it."""
 
     id = "sampling.silent"
-    says = "both sides log the same numbers, but the tokens were not drawn from them: the sampler was shaped and logged raw"
+    says = "both sides log the same numbers, but the tokens were not drawn from them: shaped sampler, raw log-probs"
     sides = frozenset({"rollout"})
     kind = "matched"
     screens_on = "the gap is at its floor while C = mean(log π + H) differs from 0"
@@ -174,7 +211,11 @@ class Silent(Cause):
         kind = self._kind(gap)
         tail = "; the sampler that fits the tokens best: " + ", ".join(f"{k} {v:.3g}" for k, v in kind.items())
         yield Reading(
-            self.id, "rollout", "error", (says + (tail if kind else ""),), {"calibration": round(mean, 5), "z": round(z, 2), **kind}
+            self.id,
+            "rollout",
+            "error",
+            (says + (tail if kind else ""),),
+            {"calibration": round(mean, 5), "z": round(z, 2), **kind},
         )
 
     def _kind(self, gap: Gap) -> dict[str, Parameter]:
@@ -194,7 +235,11 @@ class Silent(Cause):
         temperatures = [round(t, 3) for t in np.arange(0.4, 1.6, 0.02) * temperature]
         nuclei = [round(p, 3) for p in np.arange(0.5, 1.0, 0.01)]
         both = best(("temperature", "top_p"), [(t, p) for t in temperatures[::3] for p in nuclei[::5]])
-        fine = [(both[1]["temperature"] + dt, both[1]["top_p"] + dp) for dt in np.arange(-0.06, 0.07, 0.02) for dp in np.arange(-0.05, 0.06, 0.01)]
+        fine = [
+            (both[1]["temperature"] + dt, both[1]["top_p"] + dp)
+            for dt in np.arange(-0.06, 0.07, 0.02)
+            for dp in np.arange(-0.05, 0.06, 0.01)
+        ]
         options = [
             best(("temperature",), [(t,) for t in temperatures]),
             best(("top_p",), [(p,) for p in nuclei]),
@@ -213,3 +258,18 @@ def _one_sided(gap: Gap) -> bool:
         return False
     up = float((residual[clear] > 0).mean())
     return max(up, 1 - up) > 0.8
+
+
+def _declared(
+    cause: Cause, trace: Trace, *, processed: bool, differs: Callable[[float, float], bool]
+) -> Iterable[Reading]:
+    """A reading where the declared temperatures and logprobs_mode alone make the two sides differ."""
+    modes = {(mode or "").startswith("processed") for mode in trace.setting("sampling", "logprobs_mode") if mode}
+    rollout = {value for value in trace.setting("sampling", "temperature") if value is not None}
+    trainer = {value for value in trace.setting("trainer", "temperature") if value is not None}
+    if modes == {processed} and len(rollout) == 1 and len(trainer) == 1:
+        (sampled,), (scored,) = rollout, trainer
+        if differs(sampled, scored):
+            mode = "processed" if processed else "raw"
+            says = f"declared: sampled at temperature {sampled:g}, log-probs {mode}, trainer scores at {scored:g}"
+            yield Reading(cause.id, "rollout", "error", (says,), {"temperature": sampled})

@@ -17,6 +17,7 @@ class Bos(Cause):
     refute = "scoring with the BOS toggled leaves the gap as large as before"
     remedy = "send token ids to the engine; apply the chat template once, and tokenize its text without special tokens"
     settings = ("rollout.prompt_ids", "rollout.add_bos")
+    needs_model = True
 
     def intervene(self, **parameters: Parameter) -> Intervention:
         return Intervention(self.id, {}, scorer="bos")

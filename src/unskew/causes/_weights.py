@@ -21,6 +21,7 @@ class Stale(Cause):
     refute = "no older checkpoint is nearer to the recorded log-probs than the current one"
     remedy = "sync weights before sampling, reset the prefix cache after the sync, and record weight_version"
     settings = ("rollout.weight_sync", "trainer.max_staleness")
+    needs_model = True
 
     def intervene(self, **parameters: Parameter) -> Intervention:
         lag = int(parameters["lag"])
@@ -34,7 +35,9 @@ class Stale(Cause):
     def read(self, trace: Trace) -> Iterable[Reading]:
         if not (trace.has("weight_version") and "old_version" in trace.columns):
             return
-        lag = np.repeat([np.nan if v is None else v for v in trace.rows("old_version")], trace.lengths) - trace.tokens("weight_version")
+        lag = np.repeat([np.nan if v is None else v for v in trace.rows("old_version")], trace.lengths) - trace.tokens(
+            "weight_version"
+        )
         behind = trace.mask & (lag > 0)
         if behind.any():
             yield Reading(

@@ -1,0 +1,356 @@
+"""From a trace and, where there is one, a model to a verdict."""
+
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import chain, combinations
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from unskew.causes import CAUSES, CLIP_NATS, Counterfactual, Gap, Intervention, Reading
+from unskew.diagnose._counterfactual import ModelCounterfactual, RecordCounterfactual
+from unskew.diagnose._floor import ABOVE, FLOORS, SideFloor, dtype_name, logit_noise, side_floor
+from unskew.diagnose._search import search, shapley
+from unskew.diagnose._verdict import Verdict
+from unskew.diagnose._words import write_verdict
+from unskew.measure import MismatchState
+from unskew.trace import Trace, lint, usable
+
+if TYPE_CHECKING:
+    from unskew.score import HFScorer
+
+__all__ = ["Findings", "SideResult", "diagnose", "override"]
+
+Scorers = Mapping[str, "Callable[[], HFScorer]"]
+
+
+@dataclass(frozen=True, eq=False)
+class SideResult:
+    """One side after the search: the gap under its causes, its floor, and the noise that is left.
+
+    `sign` is +1 where the recorded stream is the rollout's, −1 where it is the trainer's; `before` and `left` are σ̂ in
+    nats, `tail` the robust σ̂ of what is left (equal to it for light tails).
+    """
+
+    gap: Gap
+    sign: int
+    floor: SideFloor
+    before: float
+    left: float
+    tail: float
+    dtype_noise: Mapping[str, float]
+
+    @property
+    def at_floor(self) -> bool:
+        """Whether what is left is within the range of the floor."""
+        return not self.left > ABOVE * self.floor.sigma
+
+
+@dataclass(frozen=True, eq=False)
+class Findings:
+    """Everything that a verdict is written from.
+
+    `shares` (K,), `intervals` (K, 2) belong to `interventions` = (side, intervention) in the same order; `floor_share`
+    is the part of the gap within the floor. `notes` are what could not be checked: {"what", "why", "next"}.
+    """
+
+    trace: Trace
+    sides: tuple[SideResult, ...]
+    rollout: np.ndarray
+    trainer: np.ndarray
+    keep: np.ndarray
+    noise_scale: np.ndarray
+    interventions: tuple[tuple[str, Intervention], ...]
+    shares: np.ndarray
+    intervals: np.ndarray
+    readings: tuple[Reading, ...]
+    state: MismatchState
+    notes: tuple[Mapping[str, str], ...]
+    with_model: bool
+    n_excluded: int
+    cost: Mapping[str, Any]
+
+    @cached_property
+    def gap_noise(self) -> float:
+        """σ̂ of the whole gap, nats."""
+        d = np.where(self.keep, self.trainer - self.rollout, 0.0)
+        return logit_noise(d[self.keep], self.noise_scale[self.keep])
+
+    @property
+    def floor_noise(self) -> float:
+        """Floor of the whole gap: each side's, added, nats."""
+        return sum(side.floor.sigma for side in self.sides)
+
+    @property
+    def at_floor(self) -> bool:
+        """Whether the whole gap is within the range of the floor."""
+        return not self.gap_noise > ABOVE * self.floor_noise
+
+
+def diagnose(
+    trace: Trace,
+    scorers: Scorers | None = None,
+    *,
+    bos_id: int | None = None,
+    decode: Callable[[int], str] | None = None,
+    framework: str | None = None,
+    max_tokens: int = 8192,
+) -> Verdict:
+    """Whether engine and trainer disagree above the noise floor, why, and what to change.
+
+    Args:
+        trace: rows as recorded; rows that fail lint are counted and left out.
+        scorers: from a name to a function that loads it: "" the model in fp32, "bfloat16" and "float16" the same
+            model in that dtype, "older:1", … older checkpoints, newest first, "base" without the adapter. None: the
+            record alone is read, and `old_logp` stands for the clean scorer.
+        bos_id: id of BOS, to test a BOS too many or missing.
+        decode: token id to text, for evidence.
+        framework: whose settings the fixes name; None for all known.
+        max_tokens: tokens used at most; whole sequences are drawn evenly from the trace.
+
+    Raises:
+        UnskewError: no usable row, or neither a model nor `old_logp`.
+    """
+    started = time.perf_counter()
+    found = _find(trace, scorers, bos_id=bos_id, max_tokens=max_tokens)
+    return write_verdict(found, decode=decode, framework=framework, seconds=time.perf_counter() - started)
+
+
+def override(trace: Trace, facts: Mapping[str, Any]) -> Trace:
+    """The trace with declared facts replaced, such as {"trainer.temperature": 1.0}."""
+    for name, value in facts.items():
+        group, key = name.split(".", 1)
+        trace = trace.with_rows(**{group: [{**(old or {}), key: value} for old in trace.rows(group)]})
+    return trace
+
+
+def _find(trace: Trace, scorers: Scorers | None, *, bos_id: int | None, max_tokens: int) -> Findings:
+    total = len(trace)
+    trace = trace.select(~lint(trace).malformed)
+    readings = [reading for cause in CAUSES.values() for reading in cause.read(trace)]
+    dropped = np.zeros(trace.n_tokens, bool)
+    for reading in readings:
+        if reading.drop is not None:
+            dropped |= reading.drop
+    if dropped.any():
+        trace = trace.with_tokens(mask=trace.mask & ~dropped)
+    trace, _ = usable(trace)
+    if not scorers and not trace.has("old_logp"):
+        raise _needs_trainer(trace)
+    notes: list[Mapping[str, str]] = []
+    trace, temperature = _one_temperature(trace, notes)
+    n_usable = len(trace)
+    trace = _plan(trace, max_tokens)
+
+    rollout = trace.tokens("rollout_logp").astype(np.float64)
+    old = trace.tokens("old_logp").astype(np.float64) if trace.has("old_logp") else None
+    entropy = trace.tokens("entropy").astype(np.float64) if trace.has("entropy") else None
+    if scorers:
+        counterfactual = ModelCounterfactual(trace, scorers, bos_id=bos_id, trainer_temperature=temperature)
+        scores = counterfactual.scores()
+        clean, noise_scale, entropy = scores.logp, scores.noise_scale, scores.entropy
+        noise = _DtypeNoise(counterfactual, clean, noise_scale, trace)
+        pairs = [("rollout", rollout, clean)] + ([("trainer", old, clean)] if old is not None else [])
+        trainer = clean if old is None else old
+    else:
+        counterfactual = RecordCounterfactual(trace, old)
+        scale = trace.tokens("noise_scale") if trace.has("noise_scale") else -np.expm1(np.minimum(old, 0.0)) * 1.2
+        noise_scale, trainer, noise = np.asarray(scale, np.float64), old, _DtypeNoise(None, old, scale, trace)
+        pairs = [("record", rollout, old)]
+    keep = trace.mask & np.isfinite(rollout) & np.isfinite(trainer)
+    if scorers:
+        keep &= np.isfinite(clean)
+    weight = 1.0 / (noise_scale**2 + 0.05**2)
+    fit = (trace.row_of_token % 2 == 0) if len(trace) > 3 else np.ones(trace.n_tokens, bool)
+    uniform = _uniform(trace)[trace.row_of_token]
+
+    def gap_of(side: str, recorded: np.ndarray, against: np.ndarray) -> Gap:
+        return Gap(
+            trace=trace, side=side, recorded=recorded, clean=against, keep=keep, weight=weight, fit=fit,
+            counterfactual=counterfactual, accepted=(), predicted=against, entropy=entropy, uniform=uniform, floor=0.0,
+        )  # fmt: skip
+
+    if scorers:
+        sides = [_side(gap_of(*pair), noise, noise_scale, sign=1 if pair[0] == "rollout" else -1) for pair in pairs]
+    else:
+        sides = [_side(gap_of(*pairs[0]), noise, noise_scale, sign=1)]
+        if not sides[0].at_floor:
+            back = replace(gap_of("record", old, rollout), counterfactual=RecordCounterfactual(trace, rollout))
+            sides = [min(sides[0], _side(back, noise, noise_scale, sign=-1), key=lambda side: side.left)]
+    interventions = tuple((side.gap.side, i) for side in sides for i in side.gap.accepted)
+    shares, intervals = _shares(sides, trainer - rollout, keep, weight, fit, trace)
+    state = MismatchState.from_packed(
+        rollout, trainer, mask=keep, cu_seqlens=trace.cu_seqlens, entropy=entropy, noise_scale=noise_scale, uniform=_uniform(trace)
+    )  # fmt: skip
+    found = Findings(
+        trace=trace, sides=tuple(sides), rollout=rollout, trainer=trainer, keep=keep, noise_scale=noise_scale,
+        interventions=interventions, shares=shares, intervals=intervals, readings=(), state=state,
+        notes=tuple(notes), with_model=bool(scorers), n_excluded=total - n_usable,
+        cost={"forward_passes": counterfactual.forwards if scorers else 0, "tokens": trace.n_tokens},
+    )  # fmt: skip
+    return replace(found, readings=tuple(_keep_readings(found, readings)))
+
+
+def _keep_readings(found: Findings, readings: Sequence[Reading]) -> list[Reading]:
+    """Readings that stand: a counterfactual overrules the record where it could ask, and a floor silences a gap's."""
+    accepted = {intervention.cause for _, intervention in found.interventions}
+    kept = []
+    for reading in readings:
+        asked = found.with_model and CAUSES[reading.cause].needs_model
+        if reading.drop is None and (
+            reading.cause in accepted or asked or (found.at_floor and reading.severity != "info")
+        ):
+            continue
+        kept.append(reading)
+    if found.at_floor:
+        gap = replace(found.sides[0].gap, floor=found.floor_noise)
+        kept += [reading for cause in CAUSES.values() for reading in cause.at_floor(gap)]
+    return kept
+
+
+def _side(gap: Gap, noise: "_DtypeNoise", noise_scale: np.ndarray, *, sign: int) -> SideResult:
+    group = {"rollout": ("source",), "trainer": ("trainer",), "record": ("source", "trainer")}[gap.side]
+    declared = [_one(gap.trace.setting(name, "dtype")) for name in group]
+    use = gap.keep
+
+    def left(gap: Gap) -> float:
+        residual = np.clip(gap.residual, -50, 50)
+        return logit_noise(residual[use], noise_scale[use])
+
+    known = [dtype_name(dtype) for dtype in declared]
+    limit = ABOVE * sum(noise.of(dtype or "float32") for dtype in known)
+    before = left(gap)
+    gap = search(gap, lambda gap: not left(gap) > limit)
+    after = left(gap)
+    floors = [side_floor(dtype, noise.measured(after, known), after) for dtype in declared]
+    floor = max(floors, key=lambda floor: floor.sigma)
+    if len(floors) > 1:
+        floor = replace(floor, sigma=sum(f.sigma for f in floors))
+    significant = use & (noise_scale > 0.05)
+    ratio = gap.residual[significant] / noise_scale[significant]
+    tail = float(np.median(np.abs(ratio)) * 1.4826) if len(ratio) else float("nan")
+    return SideResult(gap, sign, floor, before, after, tail, noise.measured(after, known))
+
+
+class _DtypeNoise:
+    """Logit noise of this model in each dtype, run when first asked; the table where there is no model."""
+
+    def __init__(
+        self, counterfactual: ModelCounterfactual | None, clean: np.ndarray, noise_scale: np.ndarray, trace: Trace
+    ) -> None:
+        self._counterfactual, self._clean, self._scale, self._trace = counterfactual, clean, noise_scale, trace
+        self._known: dict[str, float] = {}
+
+    def of(self, dtype: str) -> float:
+        if self._counterfactual is None:
+            return FLOORS[dtype]
+        if dtype not in self._known:
+            self._known[dtype] = self._measure(dtype)
+        return self._known[dtype]
+
+    def measured(self, observed: float, declared: Sequence[str | None]) -> dict[str, float]:
+        """σ̂ of the dtypes that matter for this observation: the declared ones, and the others if it is above fp32's."""
+        if self._counterfactual is None:
+            return {}
+        names = {"float32", *(d for d in declared if d)}
+        if observed > ABOVE * self.of("float32"):
+            names |= set(FLOORS)
+        return {name: self.of(name) for name in names}
+
+    def _measure(self, dtype: str) -> float:
+        use = self._trace.mask & np.isfinite(self._clean)
+        if dtype == "float32":
+            rows = np.linspace(0, len(self._trace) - 1, min(len(self._trace), 6)).astype(int)
+            rows = np.unique(rows)
+            alone = self._counterfactual.alone(rows.tolist())
+            tokens = np.concatenate([np.arange(*self._trace.cu_seqlens[row : row + 2]) for row in rows])
+            gap = (alone - self._clean[tokens])[use[tokens]]
+            return max(FLOORS["float32"], logit_noise(gap, self._scale[tokens][use[tokens]]))
+        gap = self._counterfactual.scores(dtype).logp - self._clean
+        return max(logit_noise(gap[use], self._scale[use]), FLOORS["float32"])
+
+
+def _shares(
+    sides: Sequence[SideResult], gap: np.ndarray, keep: np.ndarray, weight: np.ndarray, fit: np.ndarray, trace: Trace
+) -> tuple[np.ndarray, np.ndarray]:
+    """Shapley share of each accepted intervention in the held-out, noise-weighted d², with a 95 % interval (K, 2)."""
+    owners = [(s, i) for s, side in enumerate(sides) for i in range(len(side.gap.accepted))]
+    if not owners:
+        return np.zeros(0), np.zeros((0, 2))
+    use = keep & (~fit if not fit.all() else fit)
+    moves: list[dict[frozenset[int], np.ndarray]] = []
+    for side in sides:
+        subsets = list(
+            chain.from_iterable(
+                combinations(range(len(side.gap.accepted)), k) for k in range(len(side.gap.accepted) + 1)
+            )
+        )
+        predicted = side.gap.counterfactual.predict([[side.gap.accepted[k] for k in subset] for subset in subsets])
+        moves.append({frozenset(c): side.sign * (p - side.gap.clean) for c, p in zip(subsets, predicted, strict=True)})
+
+    def losses(coalition: frozenset[int]) -> np.ndarray:
+        left = gap.copy()
+        for s, move in enumerate(moves):
+            left = left + move[frozenset(owners[k][1] for k in coalition if owners[k][0] == s)]
+        clipped = np.where(np.isnan(left), 0.0, np.minimum(np.abs(left), CLIP_NATS))
+        return np.bincount(trace.row_of_token, np.where(use, clipped**2 * weight, 0.0), len(trace))
+
+    players = range(len(owners))
+    coalitions = [frozenset(c) for c in chain.from_iterable(combinations(players, k) for k in range(len(owners) + 1))]
+    table = {coalition: losses(coalition) for coalition in coalitions}
+    rows = np.flatnonzero(np.bincount(trace.row_of_token, use, len(trace)))
+    draws = np.random.default_rng(0).choice(rows, (400, len(rows)))
+    totals = {c: np.concatenate([[loss[rows].sum()], loss[draws].sum(axis=1)]) for c, loss in table.items()}
+    bare = np.maximum(totals[frozenset()], 1e-300)
+    values = {c: 1.0 - total / bare for c, total in totals.items()}
+    shares = shapley(values, len(owners))
+    return shares[:, 0], np.quantile(shares[:, 1:], (0.025, 0.975), axis=1).T
+
+
+def _one(values: Sequence[Any]) -> Any:
+    """The one declared value; None where none or several are."""
+    declared = {value for value in values if value is not None}
+    return declared.pop() if len(declared) == 1 else None
+
+
+def _one_temperature(trace: Trace, notes: list[Mapping[str, str]]) -> tuple[Trace, float]:
+    """Rows of the most frequent trainer temperature, and that temperature."""
+    sampled = [1.0 if not value else value for value in trace.setting("sampling", "temperature")]
+    declared = [value or other for value, other in zip(trace.setting("trainer", "temperature"), sampled, strict=True)]
+    temperature, count = Counter(declared).most_common(1)[0]
+    if count < len(trace):
+        notes.append({
+            "what": f"{len(trace) - count} rows at other trainer temperatures than {temperature:g}",
+            "why": "one diagnosis scores at one temperature",
+            "next": "diagnose them as a trace of their own",
+        })  # fmt: skip
+        trace = trace.select(np.asarray(declared) == temperature)
+    return trace, float(temperature)
+
+
+def _plan(trace: Trace, max_tokens: int) -> Trace:
+    """Whole sequences drawn evenly, in trace order, up to `max_tokens`."""
+    if trace.n_tokens <= max_tokens:
+        return trace
+    order = np.random.default_rng(0).permutation(len(trace))
+    count = max(2, int(np.searchsorted(np.cumsum(trace.lengths[order]), max_tokens, side="right")))
+    return trace.select(np.sort(order[:count]))
+
+
+def _uniform(trace: Trace) -> np.ndarray:
+    selection, sampled = trace.rows("selection"), trace.rows("sampled")
+    return np.array(
+        [s in (None, "none", "unknown") and w != "worst" for s, w in zip(selection, sampled, strict=True)], bool
+    )
+
+
+def _needs_trainer(trace: Trace) -> Exception:
+    from unskew._errors import UnskewError
+
+    return UnskewError(
+        f"{trace.path}: there is no old_logp and no model, so nothing to compare rollout_logp with",
+        hint="give --model DIR (the checkpoint that sampled), or record old_logp",
+    )

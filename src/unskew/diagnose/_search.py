@@ -1,0 +1,123 @@
+"""Counterfactual search on one side: which interventions reproduce what was recorded."""
+
+from collections.abc import Callable, Iterable, Sequence
+from itertools import combinations
+from math import factorial
+
+import numpy as np
+
+from unskew.causes import CAUSES, Cause, Gap, Intervention
+
+__all__ = ["MOST_CAUSES", "search", "shapley"]
+
+MOST_CAUSES = 3
+"""Causes composed on one side at most."""
+
+_GAIN, _Z = 0.2, 3.0
+
+
+def search(gap: Gap, at_floor: Callable[[Gap], bool], *, causes: Iterable[Cause] = CAUSES.values()) -> Gap:
+    """The gap under the causes that reproduce it, at most three, each needed on held-out sequences.
+
+    A candidate is accepted where the held-out loss falls by at least 20 % of what is left and by more than 3 standard
+    errors over sequences. Among candidates that the data cannot tell apart, the one with the fewest fitted parameters
+    is taken. After each acceptance all fitted parameters are fitted again, so the order of discovery does not matter.
+    """
+    causes = [cause for cause in causes if gap.side in cause.sides or gap.side == "record"]
+    if not gap.counterfactual.scorers and gap.side == "record":
+        causes = [cause for cause in causes if not cause.needs_model]
+    while len(gap.accepted) < MOST_CAUSES and not at_floor(gap):
+        used = {intervention.cause for intervention in gap.accepted}
+        candidates = [new for cause in causes if cause.id not in used for new in cause.propose(gap)]
+        best = _best(gap, candidates)
+        if best is None:
+            break
+        gap = _refit(gap.under((*gap.accepted, best)))
+    return _prune(gap)
+
+
+def _best(gap: Gap, candidates: Sequence[Intervention]) -> Intervention | None:
+    if not candidates:
+        return None
+    held = gap.keep & ~gap.fit
+    before = _by_sequence(gap.loss(gap.predicted), gap, held)
+    predicted = gap.counterfactual.predict([(*gap.accepted, candidate) for candidate in candidates])
+    after = np.stack([_by_sequence(loss, gap, held) for loss in gap.loss(predicted)])
+    gain = before - after
+    share = gain.sum(axis=1) / max(float(before.sum()), 1e-300)
+    good = [k for k in range(len(candidates)) if share[k] >= _GAIN and _z(gain[k]) > _Z]
+    if not good:
+        return None
+    top = max(good, key=lambda k: share[k])
+    equal = [k for k in good if share[top] - share[k] < 0.01 or _z(after[k] - after[top]) < 1.0]
+    return candidates[min(equal, key=lambda k: (CAUSES[candidates[k].cause].fitted, -share[k]))]
+
+
+def _refit(gap: Gap) -> Gap:
+    if len(gap.accepted) < 2:
+        return gap
+    for _ in range(4):
+        before = gap.accepted
+        for index, old in enumerate(gap.accepted):
+            if not CAUSES[old.cause].fitted:
+                continue
+            rest = gap.under([i for k, i in enumerate(gap.accepted) if k != index])
+            options = [old, *CAUSES[old.cause].propose(rest)]
+            losses = gap.loss(gap.counterfactual.predict([(*rest.accepted, option) for option in options]))
+            chosen = options[int(np.argmin(losses[:, gap.fit].sum(axis=1)))]
+            gap = gap.under([chosen if k == index else i for k, i in enumerate(gap.accepted)])
+        if all(_same(a, b) for a, b in zip(before, gap.accepted, strict=True)):
+            break
+    return gap
+
+
+def _same(a: Intervention, b: Intervention) -> bool:
+    return all(
+        a.parameters[name] == value or (isinstance(value, float) and abs(float(a.parameters[name]) - value) < 1e-4)
+        for name, value in b.parameters.items()
+    )
+
+
+def _prune(gap: Gap) -> Gap:
+    """Without the causes whose removal raises the held-out loss by less than 5 % of the uncorrected loss."""
+    held = gap.keep & ~gap.fit
+    bare = float(gap.loss(gap.clean)[held].sum())
+    for intervention in gap.accepted:
+        rest = gap.under([i for i in gap.accepted if i is not intervention])
+        if gap.accepted and gap.loss(rest.predicted)[held].sum() - gap.loss(gap.predicted)[held].sum() < 0.05 * bare:
+            gap = rest
+    return gap
+
+
+def shapley(values: dict[frozenset[int], np.ndarray], n: int) -> np.ndarray:
+    """Shapley share of each of n players from the value of every coalition; values may be arrays (...,).
+
+    Example:
+        >>> value = {frozenset(): 0.0, frozenset({0}): 0.5, frozenset({1}): 0.1, frozenset({0, 1}): 1.0}
+        >>> shapley({k: np.asarray(v) for k, v in value.items()}, 2).round(2).tolist()
+        [0.7, 0.3]
+
+    Reference: Shapley (1953).
+    """
+    shares = []
+    for player in range(n):
+        others = [k for k in range(n) if k != player]
+        share = np.zeros_like(values[frozenset()], dtype=np.float64)
+        for size in range(n):
+            weight = factorial(size) * factorial(n - size - 1) / factorial(n)
+            for coalition in combinations(others, size):
+                share = share + weight * (values[frozenset({*coalition, player})] - values[frozenset(coalition)])
+        shares.append(share)
+    return np.stack(shares)
+
+
+def _by_sequence(loss: np.ndarray, gap: Gap, use: np.ndarray) -> np.ndarray:
+    sums = np.bincount(gap.trace.row_of_token, np.where(use, loss, 0.0), len(gap.trace))
+    return sums[np.bincount(gap.trace.row_of_token, use, len(gap.trace)) > 0]
+
+
+def _z(values: np.ndarray) -> float:
+    if len(values) < 2:
+        return float("inf") if values.sum() > 0 else 0.0
+    spread = float(values.std(ddof=1) * np.sqrt(len(values)))
+    return float(values.sum() / spread) if spread else (float("inf") if values.sum() > 0 else 0.0)
