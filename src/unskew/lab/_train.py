@@ -18,10 +18,11 @@ Row = tuple[list[int], list[int]]
 
 SEED = 20260
 BATCH_TOKENS = 4096
+POOL = 1024
 PROMPT_WEIGHT = 0.1
 STALE_TARGETS = {"dense-old-1": 0.02, "dense-old-2": 0.05, "dense-old-3": 0.15}
 ADAPTER_TARGET = 0.1
-STEPS = {"dense": 1600, "moe": 1600}
+STEPS = {"dense": 1000, "moe": 1200}
 PEAK_LR = {"dense": 3e-3, "moe": 4e-3}
 
 
@@ -33,11 +34,18 @@ def _encode(tokenizer: Any, messages: list[dict[str, str]]) -> tuple[list[int], 
 
 
 def _batches(tokenizer: Any, *, seed: int, tilt: float = 0.6) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Whole conversations of like length, right padded: ids `(B, T)` int64 and loss weights `(B, T)` float32."""
-    stream = documents(seed, tilt=tilt)
+    """Whole conversations of like length, right padded: ids `(B, T)` int64 and loss weights `(B, T)` float32.
+
+    One text in eight is in another register and has no BOS, as fragments in a pretraining corpus: BOS is what tells
+    the model that a chat begins, so that leaving it out shows.
+    """
+    chats, fragments = documents(seed, tilt=tilt), documents(seed + 1000, tilt=-tilt)
     rng = np.random.default_rng(seed)
     while True:
-        pool = sorted((_encode(tokenizer, next(stream)) for _ in range(1024)), key=lambda row: len(row[0]))
+        rows = [_encode(tokenizer, next(chats)) for _ in range(7 * POOL // 8)]
+        for ids, start in (_encode(tokenizer, next(fragments)) for _ in range(POOL // 8)):
+            rows.append((ids[1:], start - 1))
+        pool = sorted(rows, key=lambda row: len(row[0]))
         groups, current = [], []
         for row in pool:
             if current and (len(current) + 1) * len(row[0]) > BATCH_TOKENS:
@@ -263,4 +271,5 @@ def _adapter(
     _fit(tuned, _batches(tokenizer, seed=SEED + 1, tilt=-0.6), steps=200, lr=2e-3, after=after, log=log)
     tuned.peft_config["default"].base_model_name_or_path = "dense"
     tuned.save_pretrained(out / "adapter", save_embedding_layers=False)
+    (out / "adapter" / "README.md").unlink()  # PEFT's blank model card
     log(f"adapter: mean|d| {shift[-1]:.4f}")
