@@ -22,7 +22,7 @@ POOL = 1024
 PROMPT_WEIGHT = 0.1
 STALE_TARGETS = {"dense-old-1": 0.02, "dense-old-2": 0.05, "dense-old-3": 0.15}
 ADAPTER_TARGET = 0.1
-STEPS = {"dense": 1000, "moe": 1200}
+STEPS = {"dense": 800, "moe": 1000}
 PEAK_LR = {"dense": 3e-3, "moe": 4e-3}
 
 
@@ -263,7 +263,7 @@ def _adapter(
     shift = [0.0]
 
     def after(step: int) -> bool:
-        if step % 5 == 0:
+        if step % 3 == 0:
             shift.append(float(np.abs(logp - token_scores(tuned.eval(), rows)[0]).mean()))
             tuned.train()
         return shift[-1] >= ADAPTER_TARGET
