@@ -129,7 +129,8 @@ class Reading:
     """What a cause reads off the record alone.
 
     `drop` marks tokens (N,) that must not enter the figures because of it; `says` is evidence in words, `tokens`
-    indices of tokens that show it.
+    indices of tokens that show it. `declared`: it follows from declared settings alone and stands only where the gap
+    is above its floor. `explained`: share of the loss that it accounts for, where that was measured.
     """
 
     cause: str
@@ -139,6 +140,8 @@ class Reading:
     parameters: Mapping[str, Parameter] = field(default_factory=dict)
     tokens: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
     drop: np.ndarray | None = None
+    declared: bool = False
+    explained: float | None = None
 
 
 class Cause:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from unskew.causes._base import Cause, Gap, Intervention, Parameter
+from unskew.causes._base import Cause, Gap, Intervention, Parameter, Reading
 
 __all__ = ["Flips"]
 
@@ -27,3 +27,13 @@ class Flips(Cause):
     def propose(self, gap: Gap) -> Iterable[Intervention]:
         if "routing" in gap.counterfactual.scorers and gap.side == "rollout":
             yield self.intervene()
+
+    def at_floor(self, gap: Gap) -> Iterable[Reading]:
+        if "routing" not in gap.counterfactual.scorers:
+            return
+        before = float(gap.loss(gap.clean).sum())
+        after = float(gap.loss(gap.counterfactual.predict([[self.intervene()]])[0]).sum())
+        share = 1.0 - after / before if before else 0.0
+        if share > 0.05:
+            says = f"the gap is at its floor; replaying the recorded expert ids would still remove {share:.0%} of d²"
+            yield Reading(self.id, "rollout", "info", (says,), explained=round(share, 4))

@@ -272,4 +272,4 @@ def _declared(
         if differs(sampled, scored):
             mode = "processed" if processed else "raw"
             says = f"declared: sampled at temperature {sampled:g}, log-probs {mode}, trainer scores at {scored:g}"
-            yield Reading(cause.id, "rollout", "error", (says,), {"temperature": sampled})
+            yield Reading(cause.id, "rollout", "error", (says,), {"temperature": sampled}, declared=True)

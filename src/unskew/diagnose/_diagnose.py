@@ -199,10 +199,8 @@ def _keep_readings(found: Findings, readings: Sequence[Reading]) -> list[Reading
     accepted = {intervention.cause for _, intervention in found.interventions}
     kept = []
     for reading in readings:
-        asked = found.with_model and CAUSES[reading.cause].needs_model
-        if reading.drop is None and (
-            reading.cause in accepted or asked or (found.at_floor and reading.severity != "info")
-        ):
+        asked = found.with_model and CAUSES[reading.cause].needs_model and reading.severity != "info"
+        if reading.cause in accepted or asked or (reading.declared and found.at_floor):
             continue
         kept.append(reading)
     if found.at_floor:

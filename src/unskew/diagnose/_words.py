@@ -69,7 +69,7 @@ class _Writer:
             out += self._noise(side)
         if not any(cause.severity != "info" for cause in out) and found.at_floor and not out:
             out.append(self._finding(CAUSES["floor.noise"], "record", "info", "matched", {}, (self._floor_words(),)))
-        return sorted(out, key=lambda c: (_SEVERITY[c.severity], c.of != "rows", -(c.explained or 0.0)))
+        return sorted(out, key=lambda c: (_SEVERITY[c.severity], c.kind != "lint", -(c.explained or 0.0)))
 
     def _reproduced(self, k: int) -> CauseFinding:
         found = self._found
@@ -94,8 +94,10 @@ class _Writer:
         cause = CAUSES[reading.cause]
         of = "calibration" if "calibration" in reading.parameters else "rows" if reading.drop is not None else "gap"
         tokens = self._rows(reading.tokens[:5]) if len(reading.tokens) and not reading.drop is not None else ()
-        return self._finding(cause, reading.side, reading.severity, cause.kind if of == "calibration" else "lint",
-                             dict(reading.parameters), reading.says, tokens=tokens, of=of)  # fmt: skip
+        return self._finding(
+            cause, reading.side, reading.severity, cause.kind if of == "calibration" or reading.explained else "lint",
+            dict(reading.parameters), reading.says, tokens=tokens, of=of, explained=reading.explained,
+        )  # fmt: skip
 
     def _noise(self, side: "SideResult") -> list[CauseFinding]:
         """What the noise that is left on a side says: its dtype, more than its dtype, or nothing."""
