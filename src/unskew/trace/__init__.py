@@ -1,5 +1,15 @@
 """What was recorded? Schema, reading and writing, lint."""
 
+from unskew.trace._io import Writer as Writer
+from unskew.trace._io import iter_read as iter_read
+from unskew.trace._io import read as read
+from unskew.trace._io import read_manifest as read_manifest
+from unskew.trace._io import write as write
+from unskew.trace._lint import LintFinding as LintFinding
+from unskew.trace._lint import LintReport as LintReport
+from unskew.trace._lint import lint as lint
+from unskew.trace._lint import usable as usable
+from unskew.trace._schema import LOGP_COLUMNS as LOGP_COLUMNS
 from unskew.trace._schema import SCHEMA as SCHEMA
 from unskew.trace._schema import SCHEMA_VERSION as SCHEMA_VERSION
 from unskew.trace._schema import SEGMENT_FORCED as SEGMENT_FORCED

@@ -20,7 +20,7 @@ class Trace:
     """What was recorded about B sequences of together N tokens.
 
     `table` holds one row a sequence in the types of `SCHEMA`; token columns are lists as long as `response_ids`.
-    Views come flat: `tokens("rollout_logp")` is (N,), `cu_seqlens` (B+1,) bounds the sequences.
+    `notes` says what of the source was not read. Views come flat: `tokens("rollout_logp")` is (N,), `cu_seqlens` (B+1,) bounds the sequences.
 
     Example:
         >>> trace = Trace.from_rows([{"response_ids": [5, 6], "rollout_logp": [-0.5, -0.25]},
@@ -31,6 +31,7 @@ class Trace:
 
     table: pa.Table
     path: str = "<memory>"
+    notes: tuple[str, ...] = ()
 
     @classmethod
     def from_rows(cls, rows: Iterable[Mapping[str, Any]], *, path: str = "<memory>") -> "Trace":

@@ -1,0 +1,31 @@
+"""What does an engine say? Sampling transforms, log-probs from hidden states, HF models as scorers, recorders.
+
+Model files need torch; they are loaded when first asked for.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from unskew.score._transforms import SamplingTransform as SamplingTransform
+
+if TYPE_CHECKING:
+    from unskew.score._head import HeadStates as HeadStates
+    from unskew.score._head import TokenScores as TokenScores
+    from unskew.score._hf import HFScorer as HFScorer
+    from unskew.score._routing import capture_routing as capture_routing
+    from unskew.score._routing import replay_routing as replay_routing
+    from unskew.score._routing import routers as routers
+
+_NEEDS_TORCH = {
+    "HeadStates": "_head", "TokenScores": "_head", "HFScorer": "_hf", "capture_routing": "_routing",
+    "replay_routing": "_routing", "routers": "_routing",
+}  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _NEEDS_TORCH:
+        raise AttributeError(f"module 'unskew.score' has no attribute {name!r}")
+    from unskew._errors import require
+
+    require("torch", extra="torch")
+    return getattr(import_module(f"unskew.score.{_NEEDS_TORCH[name]}"), name)

@@ -1,0 +1,234 @@
+"""Log-probs from hidden states: the logits of a large vocabulary never stand in memory for the whole batch."""
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from unskew.score._transforms import SamplingTransform
+
+__all__ = ["HeadStates", "TokenScores"]
+
+_CHUNK_ELEMENTS = 1 << 24
+_NEUTRAL = SamplingTransform().edits
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TokenScores:
+    """What a scorer says of N sampled tokens, each float64 (N,), nats.
+
+    `entropy` is of the distribution that `logp` is of. `noise_scale` s = √((1 − p_y)² + Σ_{v≠y} p_v²) is how far
+    log p_y moves for a unit of independent noise on every logit.
+    """
+
+    logp: np.ndarray
+    entropy: np.ndarray
+    noise_scale: np.ndarray
+
+
+class HeadStates:
+    """Hidden states before the head at the positions that predict N response tokens.
+
+    Args:
+        hidden: (N, D) in the model's dtype, on its device.
+        head: from (n, D) to logits (n, V), in the model's dtype; softcap and scaling included.
+        prompts: context ids of each sequence.
+        responses: response ids of each sequence, N together.
+        cache_bytes: logits are kept in float32 once computed if they need no more than this.
+        missing: tokens without a prediction (the first one of an empty prompt), bool (N,); their figures are NaN.
+
+    Example:
+        >>> states = HeadStates.from_logits(torch.tensor([[0.0, 0.0], [1.0, 0.0]]), [[0]], [[0, 1]])
+        >>> states.logp([SamplingTransform(), SamplingTransform(temperature=0.5)]).round(4).tolist()
+        [[-0.6931, -1.3133], [-0.6931, -2.1269]]
+    """
+
+    def __init__(
+        self,
+        hidden: torch.Tensor,
+        head: Callable[[torch.Tensor], torch.Tensor],
+        prompts: Sequence[Sequence[int] | np.ndarray],
+        responses: Sequence[Sequence[int] | np.ndarray],
+        *,
+        cache_bytes: int = 1 << 29,
+        missing: np.ndarray | None = None,
+    ) -> None:
+        self._hidden, self._head = hidden, head
+        self._prompts, self._responses = prompts, responses
+        ids = np.concatenate([np.asarray(r, np.int64) for r in responses]) if len(responses) else np.zeros(0, np.int64)
+        self._ids = torch.from_numpy(ids).to(hidden.device)
+        self._missing = np.zeros(len(ids), bool) if missing is None else missing
+        self._cache_bytes = cache_bytes
+        self._kept: dict[int, torch.Tensor] = {}
+        self._sorted: dict[int, torch.Tensor] = {}
+
+    @classmethod
+    def from_logits(
+        cls, logits: torch.Tensor, prompts: Sequence[Sequence[int] | np.ndarray], responses: Sequence[Sequence[int] | np.ndarray]
+    ) -> "HeadStates":
+        """States whose logits (N, V) are known already."""
+        return cls(logits, lambda hidden: hidden, prompts, responses)
+
+    def __len__(self) -> int:
+        return len(self._ids)
+
+    @torch.no_grad()
+    def logp(self, transforms: Sequence[SamplingTransform]) -> np.ndarray:
+        """Log-prob of each sampled token under each transform, float64 (K, N); −inf where it is cut off.
+
+        One pass over the logits serves all transforms; those that truncate share one sort.
+        """
+        out = np.full((len(transforms), len(self)), np.nan)
+        groups: dict[tuple, list[int]] = {}
+        for k, transform in enumerate(transforms):
+            groups.setdefault(transform.edits, []).append(k)
+        for start, raw in self._logits():
+            stop = start + len(raw)
+            ids = self._ids[start:stop, None]
+            for edits, members in groups.items():
+                logits = raw if edits == _NEUTRAL else self._edited(raw, start, edits)
+                chosen = logits.gather(1, ids)
+                ordered = None
+                if any(transforms[k].truncates for k in members):
+                    ordered = self._order(start, logits, cache=edits == _NEUTRAL)
+                for temperature in dict.fromkeys(transforms[k].temperature for k in members):
+                    same = [k for k in members if transforms[k].temperature == temperature]
+                    full, cumulative = _log_softmax_of(logits, chosen, temperature), None
+                    for k in same:
+                        value = full
+                        if transforms[k].truncates:
+                            assert ordered is not None
+                            if cumulative is None:
+                                cumulative = (ordered / temperature).softmax(1).double().cumsum(1)
+                            value = full - _log_kept(transforms[k], ordered, cumulative, chosen)
+                        out[k, start:stop] = value.cpu().numpy()
+        out[:, self._missing] = np.nan
+        return out
+
+    @torch.no_grad()
+    def scores(self, transform: SamplingTransform = SamplingTransform()) -> TokenScores:
+        """Log-prob, entropy and noise scale of the transformed distribution from one pass over the logits."""
+        out = np.full((3, len(self)), np.nan)
+        for start, raw in self._logits():
+            stop = start + len(raw)
+            logits = raw if transform.edits == _NEUTRAL else self._edited(raw, start, transform.edits)
+            logits = self._truncated(transform, start, logits) if transform.truncates else logits
+            ids = self._ids[start:stop, None]
+            top = logits.amax(1, keepdim=True)
+            scaled = (logits - top) / transform.temperature
+            weights = scaled.exp()
+            total = weights.sum(1, dtype=torch.float64)
+            logp = (logits.gather(1, ids) - top)[:, 0].double() / transform.temperature - total.log()
+            centred = torch.where(weights > 0, scaled, 0.0)
+            entropy = total.log() - (weights * centred).sum(1, dtype=torch.float64) / total
+            others = weights.scatter(1, ids, 0.0)
+            square = (others * others).sum(1, dtype=torch.float64) / total**2
+            miss = others.sum(1, dtype=torch.float64) / total
+            out[:, start:stop] = torch.stack([logp, entropy, (miss**2 + square).sqrt()]).cpu().numpy()
+        out[:, self._missing] = np.nan
+        return TokenScores(*out)
+
+    def _logits(self) -> Iterator[tuple[int, torch.Tensor]]:
+        """Chunks of float32 logits: (first token, (n, V))."""
+        if not len(self):
+            return
+        if self._kept:
+            yield from self._kept.items()
+            return
+        vocab = self._head(self._hidden[:1]).shape[-1]
+        keep = 4 * len(self) * vocab <= self._cache_bytes
+        step = max(1, _CHUNK_ELEMENTS // vocab)
+        kept = {}
+        for start in range(0, len(self), step):
+            logits = self._head(self._hidden[start : start + step])
+            logits = logits.float() if logits.dtype != torch.float64 else logits
+            if keep:
+                kept[start] = logits
+            yield start, logits
+        self._kept = kept
+
+    def _order(self, start: int, logits: torch.Tensor, *, cache: bool) -> torch.Tensor:
+        if cache and start in self._sorted:
+            return self._sorted[start]
+        ordered = logits.sort(dim=1, descending=True).values
+        if cache and self._kept:
+            self._sorted[start] = ordered
+        return ordered
+
+    def _truncated(self, transform: SamplingTransform, start: int, logits: torch.Tensor) -> torch.Tensor:
+        ordered = self._order(start, logits, cache=False)
+        cumulative = (ordered / transform.temperature).softmax(1).double().cumsum(1)
+        smallest = ordered.gather(1, _n_kept(transform, ordered, cumulative)[:, None] - 1)
+        return logits.masked_fill(logits < smallest, -torch.inf)
+
+    def _edited(
+        self, logits: torch.Tensor, start: int, edits: tuple[float, float, float, tuple[tuple[int, float], ...]]
+    ) -> torch.Tensor:
+        repetition, presence, frequency, bias = edits
+        logits = logits.clone()
+        for token, value in bias:
+            logits[:, token] += value
+        rows, cols, in_output = self._seen(start, start + len(logits))
+        if repetition != 1.0:
+            seen = logits[rows, cols]
+            logits[rows, cols] = torch.where(seen > 0, seen / repetition, seen * repetition)
+        if presence or frequency:
+            logits[rows, cols] -= frequency * in_output + presence * (in_output > 0)
+        return logits
+
+    def _seen(self, start: int, stop: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """(row in chunk, token id, count in the output so far) of every token seen before each position."""
+        rows, cols, counts, first = [], [], [], 0
+        for prompt, response in zip(self._prompts, self._responses, strict=True):
+            last = first + len(response)
+            if last > start and first < stop:
+                output: Counter[int] = Counter({int(t): 0 for t in prompt})
+                for offset, token in enumerate(response):
+                    if start <= first + offset < stop:
+                        rows += [first + offset - start] * len(output)
+                        cols += list(output)
+                        counts += list(output.values())
+                    output[int(token)] += 1
+            first = last
+        device = self._ids.device
+        return (
+            torch.tensor(rows, dtype=torch.long, device=device),
+            torch.tensor(cols, dtype=torch.long, device=device),
+            torch.tensor(counts, dtype=torch.float32, device=device),
+        )
+
+
+def _log_softmax_of(logits: torch.Tensor, chosen: torch.Tensor, temperature: float) -> torch.Tensor:
+    """log softmax(logits / T) of the chosen column, float64 (n,); sums in float64."""
+    top = logits.amax(1, keepdim=True)
+    total = ((logits - top) / temperature).exp().sum(1, dtype=torch.float64)
+    return ((chosen - top)[:, 0].double() / temperature) - total.log()
+
+
+def _n_kept(transform: SamplingTransform, ordered: torch.Tensor, cumulative: torch.Tensor) -> torch.Tensor:
+    """How many of the most likely tokens survive, int64 (n,); `ordered` raw logits, `cumulative` probabilities."""
+    vocab = ordered.shape[1]
+    kept = torch.full((len(ordered),), vocab, dtype=torch.long, device=ordered.device)
+    if transform.min_p > 0:
+        bound = ordered[:, :1] + transform.temperature * float(np.log(transform.min_p))
+        kept = (ordered >= bound).sum(1)
+    if 0 < transform.top_k < vocab:
+        kept = torch.minimum(kept, (ordered >= ordered[:, transform.top_k - 1, None]).sum(1))
+    if transform.top_p < 1:
+        mass = cumulative.gather(1, kept[:, None] - 1)
+        # A token stays while the mass of the tokens before it is below p.
+        inside = torch.searchsorted(cumulative, transform.top_p * mass).squeeze(1) + 1
+        kept = torch.minimum(kept, inside)
+    return kept
+
+
+def _log_kept(
+    transform: SamplingTransform, ordered: torch.Tensor, cumulative: torch.Tensor, chosen: torch.Tensor
+) -> torch.Tensor:
+    """log of the mass that survives, float64 (n,); +inf where the chosen token does not."""
+    kept = _n_kept(transform, ordered, cumulative)
+    rank = (ordered > chosen).sum(1)
+    mass = cumulative.gather(1, kept[:, None] - 1)[:, 0].log()
+    return torch.where(rank < kept, mass, torch.inf)
