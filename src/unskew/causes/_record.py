@@ -234,7 +234,8 @@ class Retokenized(Cause):
         onsets, clean_before = [], []
         for start, stop in zip(trace.cu_seqlens[:-1], trace.cu_seqlens[1:], strict=True):
             hits = np.flatnonzero(wrong[start:stop])
-            if len(hits) and hits[0] > 2 and len(hits) > 0.3 * (stop - start - hits[0]):
+            after = stop - start - (hits[0] if len(hits) else 0)
+            if len(hits) > 2 and hits[0] > 2 and after > 4 and len(hits) > 0.3 * after:
                 onsets.append(int(hits[0]))
                 clean_before.append(float(gap[start : start + hits[0]].max()))
         if len(onsets) > 0.5 * len(trace) and len(set(onsets)) > 2 and np.median(clean_before) < 1e-3:

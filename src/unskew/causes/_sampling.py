@@ -1,11 +1,11 @@
 """Sampling causes: log-probs of another distribution than the one the other side scores."""
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
-from unskew.causes._base import Cause, Gap, Intervention, Parameter, Reading, fit_parameter, mean_and_z
+from unskew.causes._base import Cause, Gap, Intervention, Parameter, Reading, fit_parameter, mean_and_z, minimise
 from unskew.trace import Trace
 
 __all__ = [
@@ -14,6 +14,11 @@ __all__ = [
 
 _BOTH = frozenset({"rollout", "trainer"})
 _TEMPERATURES = np.geomspace(0.3, 2.5, 13)
+_NUCLEI = (0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.925, 0.95, 0.97, 0.98, 0.99, 0.999)
+_PENALTIES = (0.8, 0.9, 1.0, 1.1, 1.2, 1.35, 1.5, 1.8, 2.2)
+_KS = (*range(1, 17), 18, 20, 25, 30, 32, 40, 50, 64, 100, 128, 200)
+_OUTSIDE = 1e-3
+_CERTAIN = 12.0
 
 
 class Temperature(Cause):
@@ -119,8 +124,7 @@ class TopP(Cause):
 
     def propose(self, gap: Gap) -> Iterable[Intervention]:
         if gap.accepted or _one_sided(gap):
-            grid = (0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.925, 0.95, 0.97, 0.98, 0.99, 0.999)
-            yield fit_parameter(gap, lambda value: self.intervene(top_p=value), grid)
+            yield fit_parameter(gap, lambda value: self.intervene(top_p=value), _NUCLEI)
 
     def read(self, trace: Trace) -> Iterable[Reading]:
         declared = {value for value in trace.setting("sampling", "top_p") if value is not None} or {1.0}
@@ -157,7 +161,7 @@ class TopK(Cause):
     def propose(self, gap: Gap) -> Iterable[Intervention]:
         if not (gap.accepted or _one_sided(gap)):
             return
-        candidates = [self.intervene(top_k=k) for k in (*range(1, 17), 18, 20, 25, 30, 32, 40, 50, 64, 100, 128, 200)]
+        candidates = [self.intervene(top_k=k) for k in _KS]
         predicted = gap.counterfactual.predict([(*gap.accepted, candidate) for candidate in candidates])
         yield candidates[int(np.argmin(gap.loss(predicted)[:, gap.fit].sum(axis=1)))]
 
@@ -180,9 +184,7 @@ class RepetitionPenalty(Cause):
         return Intervention(self.id, {"repetition_penalty": penalty}, sampling={"repetition_penalty": penalty})
 
     def propose(self, gap: Gap) -> Iterable[Intervention]:
-        fitted = fit_parameter(
-            gap, lambda value: self.intervene(repetition_penalty=value), (0.8, 0.9, 1.0, 1.1, 1.2, 1.35, 1.5, 1.8, 2.2)
-        )
+        fitted = fit_parameter(gap, lambda value: self.intervene(repetition_penalty=value), _PENALTIES)
         if abs(float(fitted.parameters["repetition_penalty"]) - 1) > 0.003:
             yield fitted
 
@@ -202,52 +204,48 @@ class Silent(Cause):
     def at_floor(self, gap: Gap) -> Iterable[Reading]:
         if gap.entropy is None:
             return
-        excess = np.where(gap.keep & gap.uniform, gap.clean + gap.entropy, 0.0)
-        n = int((gap.keep & gap.uniform).sum())
-        mean, z = mean_and_z(excess, gap.trace.cu_seqlens, n)
-        if abs(z) < 4.5 or abs(mean) < 0.005:
-            return
-        says = f"C = mean(log π + H) = {mean:+.4f} nat, z = {z:+.1f} over {n} tokens: 0 if sampled from what was scored"
-        kind = self._kind(gap)
-        tail = "; the sampler that fits the tokens best: " + ", ".join(f"{k} {v:.3g}" for k, v in kind.items())
-        yield Reading(
-            self.id,
-            "rollout",
-            "error",
-            (says + (tail if kind else ""),),
-            {"calibration": round(mean, 5), "z": round(z, 2), **kind},
-        )
-
-    def _kind(self, gap: Gap) -> dict[str, Parameter]:
-        """The sampler of highest likelihood of the sampled tokens, by BIC among temperature, top-p, both, penalty."""
         use = gap.keep & gap.uniform
-        if not gap.counterfactual.scorers:
-            return {}
+        n = int(use.sum())
+        mean, z = mean_and_z(np.where(use, gap.clean + gap.entropy, 0.0), gap.trace.cu_seqlens, n)
+        gain, sampler = self._sampler(gap, use) if gap.counterfactual.scorers else (0.0, {})
+        off = abs(z) > 4.5 and abs(mean) > 0.005
+        if not off and gain < _CERTAIN:
+            return
+        says = [f"C = mean(log π + H) = {mean:+.4f} nat, z = {z:+.1f} over {n} tokens; 0 if sampled from what was scored"]
+        if sampler:
+            named = ", ".join(f"{name} {value:.3g}" for name, value in sampler.items())
+            says.append(f"a sampler with {named} gives the sampled tokens a log-likelihood {gain:.0f} nat higher")
+        parameters = {"calibration": round(mean, 5), "z": round(z, 2), **sampler}
+        yield Reading(self.id, "rollout", "error", tuple(says), parameters)
 
-        def best(names: tuple[str, ...], values: list[tuple[float, ...]]) -> tuple[float, dict[str, Parameter]]:
-            sampling = [dict(zip(names, value, strict=True)) for value in values]
-            logp = gap.counterfactual.predict([[Intervention(self.id, sampling=s)] for s in sampling])[:, use]
-            likelihood = np.where(np.isfinite(logp), logp, -1e9).sum(axis=1)
-            top = int(np.argmax(likelihood))
-            return float(likelihood[top]) - 0.5 * len(names) * math.log(use.sum()), dict(sampling[top])
+    def _sampler(self, gap: Gap, use: np.ndarray) -> tuple[float, dict[str, Parameter]]:
+        """The sampler under which the sampled tokens are likeliest, and by how many nats beyond BIC's price.
 
-        temperature = gap.counterfactual.trainer_temperature
-        temperatures = [round(t, 3) for t in np.arange(0.4, 1.6, 0.02) * temperature]
-        nuclei = [round(p, 3) for p in np.arange(0.5, 1.0, 0.01)]
-        both = best(("temperature", "top_p"), [(t, p) for t in temperatures[::3] for p in nuclei[::5]])
-        fine = [
-            (both[1]["temperature"] + dt, both[1]["top_p"] + dp)
-            for dt in np.arange(-0.06, 0.07, 0.02)
-            for dp in np.arange(-0.05, 0.06, 0.01)
-        ]
+        A token outside a truncated support costs log ε, not −inf: rounding moves tokens across its edge.
+        """
+        clean = gap.clean[use]
+
+        def gains(settings: list[dict[str, float]]) -> np.ndarray:
+            logp = gap.counterfactual.predict([[Intervention(self.id, sampling=s)] for s in settings])[:, use]
+            mixed = np.logaddexp(math.log1p(-_OUTSIDE) + logp, math.log(_OUTSIDE) + clean)
+            price = 0.5 * math.log(len(clean)) * np.array([len(s) for s in settings])
+            return (mixed - clean).sum(axis=1) - price
+
+        def best(name: str, grid: Sequence[float], more: dict[str, float]) -> tuple[float, dict[str, float]]:
+            at, least = minimise(lambda values: -gains([{**more, name: float(v)} for v in values]), grid)
+            return -least, {**more, name: round(at, 4)}
+
+        temperatures = _TEMPERATURES * gap.counterfactual.trainer_temperature
         options = [
-            best(("temperature",), [(t,) for t in temperatures]),
-            best(("top_p",), [(p,) for p in nuclei]),
-            best(("temperature", "top_p"), [(round(t, 3), round(p, 3)) for t, p in fine if p <= 1]),
-            best(("top_k",), [(float(k),) for k in range(1, 101)]),
-            best(("repetition_penalty",), [(round(r, 3),) for r in np.arange(0.7, 2.01, 0.02)]),
-        ]
-        return max(options, key=lambda option: option[0])[1]
+            best("temperature", temperatures, {}), best("top_p", _NUCLEI, {}),
+            best("repetition_penalty", _PENALTIES, {}), max(zip(gains(ks := [{"top_k": float(k)} for k in _KS]), ks, strict=True), key=lambda o: o[0]),
+        ]  # fmt: skip
+        both = options[0]
+        for _ in range(3):
+            both = best("top_p", _NUCLEI, {"temperature": both[1]["temperature"]})
+            both = best("temperature", temperatures, {"top_p": both[1]["top_p"]})
+        gain, sampler = max([*options, both], key=lambda option: option[0])
+        return float(gain), {name: round(float(value), 3) for name, value in sorted(sampler.items(), reverse=True)}
 
 
 def _one_sided(gap: Gap) -> bool:

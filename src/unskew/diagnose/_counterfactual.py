@@ -59,7 +59,7 @@ class ModelCounterfactual:
         self.trainer_temperature = trainer_temperature
         self.forwards = 0
         self._trace, self._load, self._bos_id = trace, load, bos_id
-        self._prompts = trace.ragged("prompt_ids")
+        self._prompts = trace.contexts()
         self._responses = np.split(trace.tokens("response_ids"), trace.cu_seqlens[1:-1])
         self._routing = trace.rows("routed_experts") if trace.has("routed_experts") else None
         self._states: dict[tuple[str, ...], HeadStates] = {}
@@ -110,6 +110,8 @@ class ModelCounterfactual:
         return self._states[key]
 
     def _toggle_bos(self, prompt: np.ndarray) -> np.ndarray:
+        if not len(prompt):
+            return prompt
         if len(prompt) > 1 and prompt[0] == self._bos_id:
             return prompt[1:]
         return np.concatenate([[self._bos_id], prompt]).astype(np.int64)

@@ -152,7 +152,7 @@ def _sample(
     for row, prompt, message in zip(rows, ids, messages, strict=True):
         row["prompt_ids"] = prompt
         row["source"] = {**row["source"], "dtype": dtype}
-        row["reward"] = reward(message, tokenizer.decode(row["response_ids"], skip_special_tokens=True))
+        row["reward"] = reward(message[-1]["content"], tokenizer.decode(row["response_ids"], skip_special_tokens=True))
     return Trace.from_rows(rows, path=f"<lab seed {seed}>")
 
 

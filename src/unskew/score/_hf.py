@@ -77,7 +77,7 @@ class HFScorer:
             UnskewError: no `prompt_ids`, or an id outside the vocabulary.
         """
         responses = np.split(trace.tokens("response_ids"), trace.cu_seqlens[1:-1])
-        return self.forward(trace.ragged("prompt_ids"), responses).scores(transform)
+        return self.forward(trace.contexts(), responses).scores(transform)
 
     @torch.no_grad()
     def forward(

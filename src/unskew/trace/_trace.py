@@ -107,6 +107,14 @@ class Trace:
         cuts = np.cumsum(pa.compute.list_value_length(column).to_numpy(zero_copy_only=False))[:-1]
         return np.split(_flat(column), cuts)
 
+    def contexts(self) -> list[np.ndarray]:
+        """What precedes each response: its `prompt_ids`, or nothing where `response_ids` is the full row."""
+        ids, cu = self.tokens("response_ids"), self.cu_seqlens
+        return [
+            prompt[:0] if 1 < len(prompt) < stop - start and np.array_equal(ids[start : start + len(prompt)], prompt) else prompt
+            for prompt, start, stop in zip(self.ragged("prompt_ids"), cu[:-1], cu[1:], strict=True)
+        ]
+
     def rows(self, name: str) -> list[Any]:
         """A column as Python values, one a row; None where it is null or the column is absent."""
         return self.table[name].to_pylist() if name in self.table.column_names else [None] * len(self)
