@@ -121,7 +121,7 @@ def plant(
     model = model or fault.model
     trace = _sample(fault, parameters, change, seed=seed, n=n, max_tokens=max_tokens, dtype=dtype, model=model)
     if cause == "record.synthetic-eos":
-        trace = _append_eos(trace, scorer(model).eos_id)
+        trace = _append_eos(trace, scorer(model).tokenizer.eos_token_id)
     temperature = fault.trainer_temperature(parameters)
     scores = scorer(model).score(trace, SamplingTransform(temperature=temperature))
     trace = trace.with_tokens(old_logp=scores.logp, entropy=scores.entropy, noise_scale=scores.noise_scale)
@@ -137,7 +137,7 @@ def plant(
 def _sample(
     fault: Fault, parameters: Mapping[str, Any], change: Intervention, *, seed: int, n: int, max_tokens: int, dtype: str, model: str
 ) -> Trace:
-    sampling = Sampling(max_tokens=max_tokens, **{"logprobs_mode": "raw", **fault.sampling(parameters)})
+    sampling = Sampling(max_tokens=max_tokens, seed=seed, **fault.sampling(parameters))
     messages = prompts(n, seed=seed)
     tokenizer = scorer(model).tokenizer
     ids = [tokenizer.apply_chat_template(m, add_generation_prompt=True, return_dict=False) for m in messages]
@@ -145,14 +145,18 @@ def _sample(
     if change.scorer.startswith("older:"):
         path = model_path(f"dense-old-{change.scorer.removeprefix('older:')}")
     run_dtype = change.scorer if change.scorer in ("bfloat16", "float16") else dtype
-    engine = HFEngine(str(path), dtype=run_dtype)
+    inner = HFScorer.load(path, dtype=run_dtype)
+    engine = HFEngine(inner, path=model)
     given = [prompt[1:] for prompt in ids] if change.scorer == "bos" else ids
-    with _low_precision_router(engine.model, int(parameters.get("mantissa_bits", 0))):
-        rows = engine.sample(given, sampling=sampling, seed=seed)
-    for row, prompt, message in zip(rows, ids, messages, strict=True):
-        row["prompt_ids"] = prompt
-        row["source"] = {**row["source"], "dtype": dtype}
-        row["reward"] = reward(message[-1]["content"], tokenizer.decode(row["response_ids"], skip_special_tokens=True))
+    with _low_precision_router(inner.model, int(parameters.get("mantissa_bits", 0))):
+        rows = engine.sample(given, sampling=sampling)
+        routed = inner.routing(given, [row["response_ids"] for row in rows]) if model == "moe" else None
+    for k, (row, prompt, message) in enumerate(zip(rows, ids, messages, strict=True)):
+        text = tokenizer.decode(row["response_ids"], skip_special_tokens=True)
+        row |= {"id": f"{seed}-{k}", "prompt_ids": prompt, "response_text": text, "source": {**row["source"], "dtype": dtype},
+                "reward": reward(message[-1]["content"], text)}  # fmt: skip
+        if routed is not None:
+            row["routed_experts"] = routed[k].tolist()
     return Trace.from_rows(rows, path=f"<lab seed {seed}>")
 
 

@@ -6,9 +6,12 @@ Model files need torch; they are loaded when first asked for.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from unskew.score._sampling import Engine as Engine
+from unskew.score._sampling import Sampling as Sampling
 from unskew.score._transforms import SamplingTransform as SamplingTransform
 
 if TYPE_CHECKING:
+    from unskew.score._engine_hf import HFEngine as HFEngine
     from unskew.score._head import HeadStates as HeadStates
     from unskew.score._head import TokenScores as TokenScores
     from unskew.score._hf import HFScorer as HFScorer
@@ -17,7 +20,7 @@ if TYPE_CHECKING:
     from unskew.score._routing import routers as routers
 
 _NEEDS_TORCH = {
-    "HeadStates": "_head", "TokenScores": "_head", "HFScorer": "_hf", "capture_routing": "_routing",
+    "HFEngine": "_engine_hf", "HeadStates": "_head", "TokenScores": "_head", "HFScorer": "_hf", "capture_routing": "_routing",
     "replay_routing": "_routing", "routers": "_routing",
 }  # fmt: skip
 

@@ -11,7 +11,7 @@ import torch
 
 from unskew._errors import UnskewError, require
 from unskew.score._head import HeadStates, TokenScores
-from unskew.score._routing import replay_routing
+from unskew.score._routing import capture_routing, replay_routing
 from unskew.score._transforms import SamplingTransform
 from unskew.trace import Trace
 
@@ -114,6 +114,19 @@ class HFScorer:
         width = self.model.get_output_embeddings().weight.shape[1]
         states = torch.cat([p for p in parts if p is not None]) if parts else torch.zeros((0, width))
         return HeadStates(states, self._head, prompts, responses, missing=missing)
+
+    def routing(self, prompts: Sequence[Ids], responses: Sequence[Ids]) -> list[np.ndarray]:
+        """Expert ids this model chooses, one (tokens, layers, k) array a sequence over prompt + response.
+
+        Raises:
+            UnskewError: the model has no top-k router.
+        """
+        out = []
+        for prompt, response in zip(prompts, responses, strict=True):
+            with capture_routing(self.model) as chosen:
+                self.forward([prompt], [response])
+            out.append(np.stack([torch.cat(layer).numpy() for layer in chosen], axis=1))
+        return out
 
     def _body(self, rows: Sequence[np.ndarray], routing: Sequence[Any] | None) -> torch.Tensor:
         """Last hidden states (rows, longest, D), checked against the logits that the model itself returns."""

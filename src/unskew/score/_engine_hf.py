@@ -1,0 +1,89 @@
+"""Transformers `generate` as a rollout engine."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from unskew._errors import UnskewError, require
+from unskew.score._hf import HFScorer
+from unskew.score._sampling import Sampling
+
+__all__ = ["HFEngine"]
+
+
+class HFEngine:
+    """Samples with a KV cache, left-padded batches, and logs the log-prob of each sampled token in float32.
+
+    Args:
+        scorer: the model and its tokenizer, in the dtype to sample in.
+        path: what the trace calls the model.
+        batch: sequences a `generate` call.
+    """
+
+    name = "transformers"
+
+    def __init__(self, scorer: HFScorer, *, path: str = "", batch: int = 64) -> None:
+        self.model, self.tokenizer, self._path, self._batch = scorer.model, scorer.tokenizer, path, batch
+        ends = self.model.generation_config.eos_token_id
+        ends = ends if ends is not None else getattr(self.tokenizer, "eos_token_id", None)
+        self._ends = set(ends if isinstance(ends, list) else [] if ends is None else [ends])
+
+    @classmethod
+    def load(cls, path: str | Path, *, dtype: str = "float32", batch: int = 64) -> "HFEngine":
+        """The engine of a checkpoint, as `HFScorer.load`."""
+        return cls(HFScorer.load(path, dtype=dtype), path=str(path), batch=batch)
+
+    @torch.no_grad()
+    def sample(self, prompts: Sequence[Sequence[int]], *, sampling: Sampling) -> list[dict[str, Any]]:
+        """One trace row a prompt. The EOS that ends a response was sampled and is part of it.
+
+        Raises:
+            UnskewError: a setting that transformers does not have (presence and frequency penalty).
+        """
+        if sampling.presence_penalty or sampling.frequency_penalty:
+            raise UnskewError(
+                "transformers has no presence or frequency penalty", hint="use repetition_penalty, or --engine vllm", exit_code=2
+            )
+        torch.manual_seed(sampling.seed)
+        rows = []
+        for start in range(0, len(prompts), self._batch):
+            rows += self._generate(prompts[start : start + self._batch], sampling)
+        return rows
+
+    def _generate(self, prompts: Sequence[Sequence[int]], sampling: Sampling) -> list[dict[str, Any]]:
+        transformers = require("transformers", extra="hf")
+        longest = max(len(prompt) for prompt in prompts)
+        ids = torch.zeros((len(prompts), longest), dtype=torch.long)
+        mask = torch.zeros_like(ids)
+        for row, prompt in enumerate(prompts):
+            ids[row, longest - len(prompt) :] = torch.tensor(list(prompt))
+            mask[row, longest - len(prompt) :] = 1
+        output = self.model.generate(
+            input_ids=ids.to(self.model.device),
+            attention_mask=mask.to(self.model.device),
+            # A config of its own: what generation_config.json sets must not reach the sampler unseen.
+            generation_config=transformers.GenerationConfig(
+                do_sample=True, temperature=sampling.temperature, top_p=sampling.top_p, top_k=sampling.top_k,
+                min_p=sampling.min_p or None, repetition_penalty=sampling.repetition_penalty,
+                max_new_tokens=sampling.max_tokens, eos_token_id=sorted(self._ends) or None, pad_token_id=0,
+                output_logits=True, output_scores=True, return_dict_in_generate=True,
+            ),  # fmt: skip
+        )
+        sampled = output.sequences[:, longest:].cpu()
+        steps = output.scores if sampling.logprobs_mode == "processed" else output.logits
+        logp = torch.stack([s.float().log_softmax(-1).gather(1, sampled[:, t : t + 1].to(s.device))[:, 0].cpu() for t, s in enumerate(steps)], 1)
+        source = {"engine": self.name, "engine_version": transformers.__version__, "model": self._path,
+                  "dtype": str(self.model.dtype).removeprefix("torch.")}  # fmt: skip
+        rows = []
+        for row, prompt in enumerate(prompts):
+            tokens = sampled[row].tolist()
+            end = next((t for t, token in enumerate(tokens) if token in self._ends), None)
+            n = len(tokens) if end is None else end + 1
+            rows.append({
+                "prompt_ids": list(prompt), "response_ids": tokens[:n], "rollout_logp": logp[row, :n].tolist(),
+                "finish_reason": "length" if end is None else "stop", "sampling": sampling.record(), "source": source,
+                "sampled": "uniform", "selection": "none",
+            })  # fmt: skip
+        return rows
