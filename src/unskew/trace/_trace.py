@@ -7,9 +7,11 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute
+import pyarrow.compute as pc
 
 from unskew._errors import UnskewError
+from unskew.trace._convert import rows_to_table, unknown_keys
+from unskew.trace._layout import pack
 from unskew.trace._schema import SCHEMA, SEGMENT_SAMPLED, TOKEN_COLUMNS
 
 __all__ = ["Trace"]
@@ -20,7 +22,8 @@ class Trace:
     """What was recorded about B sequences of together N tokens.
 
     `table` holds one row a sequence in the types of `SCHEMA`; token columns are lists as long as `response_ids`.
-    `notes` says what of the source was not read. Views come flat: `tokens("rollout_logp")` is (N,), `cu_seqlens` (B+1,) bounds the sequences.
+    Views come flat: `tokens("rollout_logp")` is (N,), `cu_seqlens` (B+1,) bounds the sequences. `notes` says what of the
+    source was not read.
 
     Example:
         >>> trace = Trace.from_rows([{"response_ids": [5, 6], "rollout_logp": [-0.5, -0.25]},
@@ -35,14 +38,61 @@ class Trace:
 
     @classmethod
     def from_rows(cls, rows: Iterable[Mapping[str, Any]], *, path: str = "<memory>") -> "Trace":
-        """A trace of the given rows (keys of DESIGN's schema); absent columns stay absent."""
+        """A trace of the given rows, with the schema's keys; absent columns stay absent.
+
+        One `weight_version` or `advantage` a row is repeated for each token; `messages` become JSON text.
+
+        Raises:
+            UnskewError: an unknown key, or a value that does not fit its column.
+        """
         rows = list(rows)
-        present = {key for row in rows for key in row}
-        unknown = present - set(SCHEMA.names)
+        unknown = unknown_keys((k, v if isinstance(v, Mapping) else ()) for row in rows for k, v in row.items())
         if unknown:
-            raise UnskewError(f"{path}: unknown columns {sorted(unknown)}", hint="see `unskew explain trace` for the keys")
-        schema = pa.schema([field for field in SCHEMA if field.name in present])
-        return cls(pa.Table.from_pylist([dict(row) for row in rows], schema=schema), path)
+            raise UnskewError(f"{path}: unknown columns {list(unknown)}", hint="see `unskew explain trace` for the keys")
+        return cls(rows_to_table(rows, lambda row: f"{path} row {row}"), path)
+
+    @classmethod
+    def from_packed(
+        cls, *, cu_seqlens: np.ndarray, rows: Mapping[str, Sequence[Any]] | None = None, **tokens: np.ndarray
+    ) -> "Trace":
+        """A trace of flat token columns.
+
+        Args:
+            cu_seqlens: bounds of the sequences, integers (B+1,), from 0 to N.
+            rows: columns with one Python value a row, such as `{"prompt_ids": …, "sampling": …}`.
+            **tokens: token columns (N,), `response_ids` among them.
+
+        Example:
+            >>> Trace.from_packed(cu_seqlens=[0, 2, 3], response_ids=[5, 6, 7], rollout_logp=[-1, -2, -3]).lengths
+            array([2, 1])
+        """
+        bounds = np.asarray(cu_seqlens, np.int64)
+        ids = np.asarray(tokens["response_ids"])
+        if bounds.ndim != 1 or bounds[0] != 0 or bounds[-1] != len(ids) or (np.diff(bounds) < 0).any():
+            raise UnskewError(f"cu_seqlens must rise from 0 to {len(ids)}, got {bounds.tolist()[:8]}", exit_code=2)
+        lists = pa.ListArray.from_arrays(pa.array(bounds.astype(np.int32)), pa.array(ids).cast(pa.int32()))
+        trace = cls(pa.table({"response_ids": lists})).with_tokens(**tokens)
+        return trace.with_rows(**rows) if rows else trace
+
+    @classmethod
+    def from_padded(
+        cls, *, present: np.ndarray, rows: Mapping[str, Sequence[Any]] | None = None, **tokens: np.ndarray
+    ) -> "Trace":
+        """A trace of padded token columns; padding on either side.
+
+        Args:
+            present: whether a token is there, bool (B, T). Which tokens the loss uses is the token column `mask`.
+            rows: as for `from_packed`.
+            **tokens: token columns (B, T), `response_ids` among them.
+
+        Example:
+            >>> Trace.from_padded(present=[[True, True], [True, False]], response_ids=[[5, 6], [7, 0]]).lengths
+            array([2, 1])
+        """
+        present = np.asarray(present, bool)
+        bounds = pack(present, present)[1]
+        flat = {name: pack(np.asarray(values), present)[0] for name, values in tokens.items()}
+        return cls.from_packed(cu_seqlens=bounds, rows=rows, **flat)
 
     def __len__(self) -> int:
         return self.table.num_rows
@@ -55,8 +105,8 @@ class Trace:
     @cached_property
     def cu_seqlens(self) -> np.ndarray:
         """Bounds of the sequences in the flat arrays, int64 (B+1,)."""
-        lengths = pa.compute.list_value_length(self.table["response_ids"]).to_numpy(zero_copy_only=False)
-        return np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+        lengths = list_lengths(self.table["response_ids"])
+        return np.concatenate([[0], np.cumsum(lengths)])
 
     @property
     def n_tokens(self) -> int:
@@ -83,7 +133,7 @@ class Trace:
         return name in self.table.column_names and self.table[name].null_count == 0 and len(self) > 0
 
     def tokens(self, name: str) -> np.ndarray:
-        """A token column, flat (N,): float32 log-probs, int64 ids, in trace order; null tokens are NaN.
+        """A token column, flat (N,): float32 log-probs, int64 ids, in trace order; a null token is NaN, or −1.
 
         Raises:
             UnskewError: the column is missing from a row or not as long as `response_ids`.
@@ -91,21 +141,13 @@ class Trace:
         if name not in TOKEN_COLUMNS:
             raise UnskewError(f"{name!r} is not a token column", exit_code=2)
         column = self._column(name)
-        lengths = pa.compute.list_value_length(column).to_numpy(zero_copy_only=False)
-        bad = np.flatnonzero(lengths != self.lengths)
-        if len(bad):
-            row = int(bad[0])
-            raise UnskewError(
-                f"{self.path} row {row}: {name} has {int(lengths[row])} values, response_ids {self.lengths[row]}",
-                hint="run `unskew lint` to list every such row",
-            )
-        return _flat(column)
+        self._check_lengths(name, list_lengths(column), np.ones(len(self), bool))
+        return flatten(column)
 
     def ragged(self, name: str) -> list[np.ndarray]:
         """A list column whose length is its own (`prompt_ids`), one array a row."""
         column = self._column(name)
-        cuts = np.cumsum(pa.compute.list_value_length(column).to_numpy(zero_copy_only=False))[:-1]
-        return np.split(_flat(column), cuts)
+        return np.split(flatten(column), np.cumsum(list_lengths(column))[:-1])
 
     def contexts(self) -> list[np.ndarray]:
         """What precedes each response: its `prompt_ids`, or nothing where `response_ids` is the full row."""
@@ -125,12 +167,18 @@ class Trace:
 
     @cached_property
     def mask(self) -> np.ndarray:
-        """Tokens that the policy sampled and the loss uses, bool (N,): `mask`, else segment 1, else all."""
-        if self.has("mask"):
-            return self.tokens("mask").astype(bool)
-        if self.has("segment_ids"):
-            return self.tokens("segment_ids") == SEGMENT_SAMPLED
-        return np.ones(self.n_tokens, bool)
+        """Tokens that the policy sampled and the loss uses, bool (N,).
+
+        Row by row: its `mask`, where it has none its segment 1, where it has neither every token.
+        """
+        mask = np.ones(self.n_tokens, bool)
+        for name, meaning in (("segment_ids", SEGMENT_SAMPLED), ("mask", 1)):
+            if name in self.table.column_names:
+                column = one_chunk(self.table[name])
+                given = column.is_valid().to_numpy(zero_copy_only=False)
+                self._check_lengths(name, list_lengths(column), given)
+                mask[np.repeat(given, self.lengths)] = flatten(column) == meaning
+        return mask
 
     def select(self, rows: np.ndarray | Sequence[int]) -> "Trace":
         """The given rows (indices, or a bool array over rows), in the given order."""
@@ -162,14 +210,34 @@ class Trace:
         if not self.has(name):
             missing = "is missing" if name not in self.table.column_names else "is null in some rows"
             raise UnskewError(f"{self.path}: column {name!r} {missing}", hint="record it, or drop the rows without it")
-        return self.table[name].combine_chunks()
+        return one_chunk(self.table[name])
+
+    def _check_lengths(self, name: str, lengths: np.ndarray, rows: np.ndarray) -> None:
+        bad = np.flatnonzero((lengths != self.lengths) & rows)
+        if len(bad):
+            row = int(bad[0])
+            raise UnskewError(
+                f"{self.path} row {row}: {name} has {lengths[row]} values, response_ids {self.lengths[row]}",
+                hint="run `unskew lint` to list every such row",
+            )
 
 
-def _flat(column: pa.Array) -> np.ndarray:
+def list_lengths(column: pa.Array | pa.ChunkedArray) -> np.ndarray:
+    """Values in each list, int64 (B,); a null list has none."""
+    return pc.fill_null(pc.list_value_length(column), 0).to_numpy().astype(np.int64)
+
+
+def flatten(column: pa.Array) -> np.ndarray:
+    """The values of all lists: floats as they are with null as NaN, integers as int64 with null as −1."""
     values = column.flatten()
     if pa.types.is_floating(values.type):
         return values.to_numpy(zero_copy_only=False)
-    return values.to_numpy(zero_copy_only=False).astype(np.int64)
+    return (values.fill_null(-1) if values.null_count else values).to_numpy(zero_copy_only=False).astype(np.int64)
+
+
+def one_chunk(column: pa.ChunkedArray) -> pa.Array:
+    """The column as one array, without a copy where it is one already."""
+    return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
 
 
 def _set(table: pa.Table, field: pa.Field, values: pa.Array) -> pa.Table:
