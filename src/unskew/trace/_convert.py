@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from unskew._errors import UnskewError
+from unskew.trace._arrow import list_lengths, one_chunk
 from unskew.trace._schema import SCHEMA
 
 __all__ = ["conform_table", "rows_to_table", "unknown_keys"]
@@ -47,7 +47,7 @@ def conform_table(table: pa.Table, where: Callable[[int], str]) -> pa.Table:
     for field in SCHEMA:
         if field.name not in table.column_names:
             continue
-        array = _one_chunk(table[field.name])
+        array = one_chunk(table[field.name])
         try:
             columns[field.name] = _conform_column(array, field, table)
         except _ARROW_ERRORS as error:
@@ -105,7 +105,7 @@ def _column(values: list[Any], field: pa.Field, where: Callable[[int], str]) -> 
 
 def _conform_column(array: pa.Array, field: pa.Field, table: pa.Table) -> pa.Array:
     if field.name in _BROADCAST and _is_number(array.type):
-        lengths = pc.fill_null(pc.list_value_length(table["response_ids"]), 0).to_numpy()
+        lengths = list_lengths(table["response_ids"])
         values = array.take(pa.array(np.repeat(np.arange(len(array)), lengths)))
         offsets = pa.array(np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32))
         mask = array.is_null() if array.null_count else None
@@ -136,7 +136,7 @@ def _conform(array: pa.Array, target: pa.DataType) -> pa.Array:
             raise TypeError(f"expected {target}, got {source}")
         names = {field.name for field in source}
         children = [
-            _conform(pc.struct_field(array, field.name), field.type) if field.name in names else pa.nulls(len(array), field.type)
+            _conform(array.field(field.name), field.type) if field.name in names else pa.nulls(len(array), field.type)
             for field in target
         ]
         return pa.StructArray.from_arrays(children, fields=list(target), mask=array.is_null())
@@ -206,7 +206,3 @@ def _is_number(kind: pa.DataType) -> bool:
 
 def _is_text(kind: pa.DataType) -> bool:
     return pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
-
-
-def _one_chunk(column: pa.ChunkedArray) -> pa.Array:
-    return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()

@@ -8,13 +8,15 @@ from typing import Any, Literal
 import numpy as np
 
 from unskew._errors import UnskewError
+from unskew.trace._arrow import flatten, list_lengths, one_chunk
 from unskew.trace._schema import LOGP_COLUMNS, TOKEN_COLUMNS
-from unskew.trace._trace import Trace, flatten, list_lengths, one_chunk
+from unskew.trace._trace import Trace
 
 __all__ = ["LintFinding", "LintReport", "lint", "usable"]
 
 Severity = Literal["info", "warn", "error"]
 
+_RANK: Mapping[Severity, int] = {"error": 0, "warn": 1, "info": 2}
 _LISTED = 20
 _PLACEHOLDER = -999.0
 _ROUNDING, _SMALL = 1e-5, 1e-2
@@ -132,10 +134,9 @@ def lint(trace: Trace, *, vocab_size: int | None = None) -> LintReport:
         _masks(good, found)
         found.index = np.arange(len(trace))
     _settings(trace, found)
-    rank = {"error": 0, "warn": 1, "info": 2}
-    codes = sorted(found.counts, key=lambda code: (rank[found.severity[code]], code))
+    codes = sorted(found.counts, key=lambda code: (_RANK[found.severity[code]], code))
     return LintReport(
-        findings=tuple(sorted(found.listed, key=lambda f: (rank[f.severity], f.code, f.row or 0))),
+        findings=tuple(sorted(found.listed, key=lambda f: (_RANK[f.severity], f.code, f.row or 0))),
         counts={code: found.counts[code] for code in codes},
         token_counts={code: found.token_counts[code] for code in codes if found.token_counts[code]},
         severity={code: found.severity[code] for code in codes},
@@ -165,8 +166,7 @@ class _Findings:
         self._count(code, severity, 0, 0)
 
     def _count(self, code: str, severity: Severity, rows: int, tokens: int) -> None:
-        rank = ("info", "warn", "error")
-        self.severity[code] = max(severity, self.severity.get(code, severity), key=rank.index)
+        self.severity[code] = min(severity, self.severity.get(code, severity), key=lambda level: _RANK[level])
         self.counts[code] += rows
         self.token_counts[code] += tokens
 
@@ -198,7 +198,7 @@ class _Findings:
             self.excluded[self.index[rows]] = True
         for k, row in enumerate(rows[:_LISTED].tolist()):
             there = int(self.index[row])
-            text = says(row) if callable(says) else says
+            text = says if isinstance(says, str) else says(row)
             self.listed.append(LintFinding(code, severity, text, there, self._ids[there], column, positions[k], int(n_tokens[k])))
 
 

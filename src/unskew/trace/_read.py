@@ -3,7 +3,8 @@
 import glob
 import json
 import sys
-from collections.abc import Collection, Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -52,19 +53,21 @@ def read(path: str | Path) -> Trace:
     return Trace(table.select(names), str(path), notes)
 
 
-def iter_read(path: str | Path, *, batch_rows: int = 1024) -> Iterator[Trace]:
+def iter_read(path: str | Path, *, batch_rows: int = 1024, rename: Mapping[str, str] | None = None) -> Iterator[Trace]:
     """The trace at `path` in batches of whole sequences; memory does not grow with the trace.
 
     Args:
         path: as for `read`.
         batch_rows: sequences a batch holds at most.
+        rename: from a key of the files to the key of the schema that it is read as.
 
     Raises:
         UnskewError: as for `read`, when the batch at fault is reached.
     """
     n_rows = 0
     for file in _files(str(path)):
-        batches = _parquet(file, batch_rows) if file.endswith(".parquet") else _lines(file, batch_rows)
+        reader = _parquet if file.endswith(".parquet") else _lines
+        batches = reader(file, batch_rows, rename or {})
         for batch in batches:
             n_rows += len(batch)
             yield batch
@@ -135,14 +138,15 @@ def _readable(file: str) -> Iterator[None]:
         ) from None
 
 
-def _parquet(file: str, batch_rows: int) -> Iterator[Trace]:
+def _parquet(file: str, batch_rows: int, rename: Mapping[str, str]) -> Iterator[Trace]:
     source = _open(file)
     schema = source.schema_arrow
     _check_version(int((schema.metadata or {}).get(VERSION_KEY, SCHEMA_VERSION)), file)
-    _check_required(schema.names, file)
-    keys = ((f.name, [child.name for child in f.type] if pa.types.is_struct(f.type) else ()) for f in schema)
+    names = {name: rename.get(name, name) for name in schema.names}
+    _check_names(names, rename, file)
+    keys = ((names[f.name], [child.name for child in f.type] if pa.types.is_struct(f.type) else ()) for f in schema)
     notes = _notes(file, unknown_keys(keys))
-    known = [name for name in schema.names if name in SCHEMA.names]
+    known = [name for name in schema.names if names[name] in SCHEMA.names]
     batches = source.iter_batches(batch_size=batch_rows, columns=known)
     start = 0
     while True:
@@ -151,22 +155,24 @@ def _parquet(file: str, batch_rows: int) -> Iterator[Trace]:
         if batch is None:
             return
         first = start
-        table = conform_table(pa.Table.from_batches([batch]), lambda row, first=first: f"{file} row {first + row}")
+        renamed = pa.Table.from_batches([batch]).rename_columns([names[name] for name in batch.schema.names])
+        table = conform_table(renamed, lambda row, first=first: f"{file} row {first + row}")
         start += len(batch)
         yield Trace(table, file, notes)
 
 
-def _lines(file: str, batch_rows: int) -> Iterator[Trace]:
+def _lines(file: str, batch_rows: int, rename: Mapping[str, str]) -> Iterator[Trace]:
     name = "<stdin>" if file == "-" else file
     rows: list[dict[str, Any]] = []
     numbers: list[int] = []
-    seen: dict[str, None] = {}
+    seen: dict[str, str] = {}
 
     def batch() -> Trace:
-        seen.update(dict.fromkeys(key for row in rows for key in row))
-        _check_required(seen, name)
-        keys = {(key, tuple(value) if isinstance(value, dict) else ()) for row in rows for key, value in row.items()}
-        filled = [{**dict.fromkeys(REQUIRED), **row} for row in rows]
+        seen.update({key: rename.get(key, key) for row in rows for key in row})
+        _check_names(seen, rename, name)
+        renamed = [{rename.get(key, key): value for key, value in row.items()} for row in rows] if rename else rows
+        keys = {(key, tuple(value) if isinstance(value, dict) else ()) for row in renamed for key, value in row.items()}
+        filled = [{**dict.fromkeys(REQUIRED), **row} for row in renamed]
         at = tuple(numbers)
         table = rows_to_table(filled, lambda row: f"{name} line {at[row]}")
         return Trace(table, name, _notes(name, unknown_keys(keys)))
@@ -215,11 +221,19 @@ def _notes(file: str, unknown: tuple[str, ...]) -> tuple[str, ...]:
     return (f"{file}: keys that a trace does not have, not read: {', '.join(unknown)}",) if unknown else ()
 
 
-def _check_required(names: Collection[str], file: str) -> None:
-    missing = [name for name in REQUIRED if name not in names]
+def _check_names(names: Mapping[str, str], rename: Mapping[str, str], file: str) -> None:
+    """`names`: from each key of the file to the key it is read as."""
+    absent = [theirs for theirs in rename if theirs not in names]
+    twice = [ours for ours, count in Counter(names.values()).items() if count > 1]
+    missing = [name for name in REQUIRED if name not in names.values()]
+    has = f"it has {', '.join(sorted(names)) or 'none'}"
+    if absent:
+        raise UnskewError(f"{file}: no key {absent[0]!r} to rename; {has}", exit_code=2)
+    if twice:
+        raise UnskewError(f"{file}: more than one key would be read as {twice[0]!r}; {has}", exit_code=2)
     if missing:
         raise UnskewError(
-            f"{file}: no column {' or '.join(missing)}; it has {', '.join(sorted(names)) or 'none'}",
+            f"{file}: no column {' or '.join(missing)}; {has}",
             hint="rename its keys with `unskew import SRC -o TRACE --map theirs=ours`",
         )
 

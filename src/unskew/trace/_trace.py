@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from unskew._errors import UnskewError
+from unskew.trace._arrow import flatten, list_lengths, one_chunk
 from unskew.trace._convert import rows_to_table, unknown_keys
 from unskew.trace._layout import pack
 from unskew.trace._schema import SCHEMA, SEGMENT_SAMPLED, TOKEN_COLUMNS
@@ -220,24 +220,6 @@ class Trace:
                 f"{self.path} row {row}: {name} has {lengths[row]} values, response_ids {self.lengths[row]}",
                 hint="run `unskew lint` to list every such row",
             )
-
-
-def list_lengths(column: pa.Array | pa.ChunkedArray) -> np.ndarray:
-    """Values in each list, int64 (B,); a null list has none."""
-    return pc.fill_null(pc.list_value_length(column), 0).to_numpy().astype(np.int64)
-
-
-def flatten(column: pa.Array) -> np.ndarray:
-    """The values of all lists: floats as they are with null as NaN, integers as int64 with null as −1."""
-    values = column.flatten()
-    if pa.types.is_floating(values.type):
-        return values.to_numpy(zero_copy_only=False)
-    return (values.fill_null(-1) if values.null_count else values).to_numpy(zero_copy_only=False).astype(np.int64)
-
-
-def one_chunk(column: pa.ChunkedArray) -> pa.Array:
-    """The column as one array, without a copy where it is one already."""
-    return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
 
 
 def _set(table: pa.Table, field: pa.Field, values: pa.Array) -> pa.Table:

@@ -198,13 +198,12 @@ class _Parts:
                 )
             if new or (self._tokens + tokens > _PART_TOKENS and not self.single):
                 self.close()
-        if self._out is None:
-            self._open(table.schema)
-        schema = self._out.schema
+        out = self._out = self._out or self._open(table.schema)
+        schema = out.schema
         columns = [
             table[name] if name in table.column_names else pa.nulls(len(table), schema.field(name).type) for name in schema.names
         ]
-        self._out.write_table(pa.table(columns, schema=schema), row_group_size=max(len(table), 1))
+        out.write_table(pa.table(columns, schema=schema), row_group_size=max(len(table), 1))
         self._tokens += tokens
 
     def close(self) -> None:
@@ -212,14 +211,15 @@ class _Parts:
             self._out.close()
             self._out, self._tokens = None, 0
 
-    def _open(self, schema: pa.Schema) -> None:
+    def _open(self, schema: pa.Schema) -> pq.ParquetWriter:
         name = f"part-{len(self.names):05d}.parquet"
         self.names.append(name)
-        self._out = pq.ParquetWriter(
+        dictionary = [leaf for field in schema if not pa.types.is_list(field.type) for leaf in _leaves(field)]
+        return pq.ParquetWriter(
             self._path if self.single else self._path / name,
             schema.with_metadata({VERSION_KEY: str(SCHEMA_VERSION)}),
             compression="zstd",
-            use_dictionary=[leaf for field in schema for leaf in _leaves(field) if not pa.types.is_list(field.type)],
+            use_dictionary=dictionary,  # pyright: ignore[reportArgumentType]
         )
 
 
