@@ -11,6 +11,14 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _one_thread():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
 @pytest.fixture(scope="module")
 def tokenizer():
     return transformers.AutoTokenizer.from_pretrained(model_path("dense"))
@@ -110,8 +118,8 @@ def test_greedy_accuracy_entropy_and_bos(name, tokenizer):
 
     model = load(name)
     assert greedy_accuracy(model, tokenizer, n=20, seed=11) >= 0.85
-    rows = sample(model, tokenizer, prompts(16, 12, split="heldout"), seed=3)
-    assert sum(response[-1] == tokenizer.eos_token_id for _, response in rows) >= 15
+    rows = sample(model, tokenizer, prompts(12, 12, split="heldout"), seed=3)
+    assert sum(response[-1] == tokenizer.eos_token_id for _, response in rows) >= 11
     logp, entropy = token_scores(model, rows)
     assert 0.2 <= entropy.mean() <= 0.8
     without_bos, _ = token_scores(model, rows, drop=1)
@@ -123,7 +131,7 @@ def test_older_snapshots_and_adapter_move_log_probs_in_order(tokenizer):
     from unskew.lab._train import sample, token_scores
 
     model = load("dense")
-    rows = sample(model, tokenizer, prompts(16, 12, split="heldout"), seed=3)
+    rows = sample(model, tokenizer, prompts(12, 12, split="heldout"), seed=3)
     logp, _ = token_scores(model, rows)
     shifts = [np.abs(logp - token_scores(load(f"dense-old-{k}"), rows)[0]).mean() for k in (1, 2, 3)]
     assert shifts == sorted(shifts)

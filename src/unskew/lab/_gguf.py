@@ -64,9 +64,7 @@ def write_gguf(model_dir: str | Path, out: str | Path, *, dtype: str = "f32") ->
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
     writer.add_file_type(
-        {"f32": gguf.LlamaFileType.ALL_F32, "f16": gguf.LlamaFileType.MOSTLY_F16}.get(
-            dtype, gguf.LlamaFileType.MOSTLY_BF16
-        )
+        {"f32": gguf.LlamaFileType.ALL_F32, "f16": gguf.LlamaFileType.MOSTLY_F16}.get(dtype, gguf.LlamaFileType.MOSTLY_BF16)
     )
     if moe:
         writer.add_expert_count(config.num_experts)

@@ -90,9 +90,7 @@ def _fit(
             out.logits[:, :-1].reshape(-1, VOCAB_SIZE).float(), tokens[:, 1:].reshape(-1), reduction="none"
         )
         loss = (loss * scale).sum() / scale.sum()
-        total = (
-            loss if getattr(out, "aux_loss", None) is None else loss + model.config.router_aux_loss_coef * out.aux_loss
-        )
+        total = loss if getattr(out, "aux_loss", None) is None else loss + model.config.router_aux_loss_coef * out.aux_loss
         optimizer.zero_grad(set_to_none=True)
         total.backward()
         torch.nn.utils.clip_grad_norm_(trained, 1.0)
@@ -181,6 +179,7 @@ def _save(model: Any, tokenizer: Any, path: Path) -> Any:
     """Write bf16 weights and tokenizer; give back the model as a reader in float32 sees it."""
     torch, transformers = require("torch", extra="lab"), require("transformers", extra="lab")
     model.to(torch.bfloat16).save_pretrained(path)
+    tokenizer.backend_tokenizer.no_padding()  # a padded call before would be stored
     tokenizer.save_pretrained(path)
     return transformers.AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
 
@@ -252,9 +251,7 @@ def _snapshots(
         log(f"{name}: step {step}, mean|d| {shift[step]:.4f}")
 
 
-def _adapter(
-    model: Any, tokenizer: Any, rows: list[Row], logp: np.ndarray, out: Path, log: Callable[[str], None]
-) -> None:
+def _adapter(model: Any, tokenizer: Any, rows: list[Row], logp: np.ndarray, out: Path, log: Callable[[str], None]) -> None:
     """A LoRA adapter that prefers the rarer phrasings, stopped where it moves log-probs by the target."""
     torch, peft = require("torch", extra="lab"), require("peft", extra="lab")
     torch.manual_seed(SEED)
