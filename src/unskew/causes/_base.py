@@ -26,6 +26,8 @@ Side = Literal["rollout", "trainer", "record"]
 Severity = Literal["info", "warn", "error"]
 Parameter = float | int | str
 
+_UNSURE = 1.0 / (0.05**2 + 0.05**2)
+
 CLIP_NATS = 2.0
 """A token's gap counts at most this many nats in a loss, so that one impossible token cannot decide a verdict."""
 
@@ -62,9 +64,11 @@ class Counterfactual(Protocol):
 
     trainer_temperature: float
     scorers: frozenset[str]
+    affordable: int
+    """Tokens that a parameter can be fitted on: a few hundred where the vocabulary is large."""
 
-    def predict(self, hypotheses: Sequence[Sequence[Intervention]]) -> np.ndarray:
-        """Log-probs each hypothesis would have recorded, float64 (K, N)."""
+    def predict(self, hypotheses: Sequence[Sequence[Intervention]], *, tokens: np.ndarray | None = None) -> np.ndarray:
+        """Log-probs each hypothesis would have recorded, float64 (K, N); NaN outside `tokens` where they are given."""
         ...
 
 
@@ -117,6 +121,13 @@ class Gap:
             gap = np.minimum(np.abs(self.recorded - predicted), CLIP_NATS)
         gap = np.where(np.isnan(predicted), 0.0, gap)
         return np.where(self.keep, gap**2 * self.weight, 0.0)
+
+    def some(self, among: np.ndarray) -> np.ndarray:
+        """Evenly spaced tokens of the loss among these, sorted, no more than the counterfactual can afford."""
+        index = np.flatnonzero(self.keep & among)
+        if len(index) <= self.counterfactual.affordable:
+            return index
+        return index[np.linspace(0, len(index) - 1, self.counterfactual.affordable).astype(int)]
 
     def under(self, accepted: Sequence[Intervention]) -> "Gap":
         """The gap that is left once these interventions are accepted."""
@@ -233,8 +244,10 @@ def minimise(loss: Callable[[np.ndarray], np.ndarray], grid: Sequence[float], *,
 def fit_parameter(gap: Gap, make: Callable[[float], Intervention], grid: Sequence[float]) -> Intervention:
     """The intervention whose parameter minimises the loss on the fit sequences, on top of the accepted ones."""
 
+    tokens = None if any(i.stage == 1 for i in gap.accepted) else gap.some(gap.fit & (gap.weight < _UNSURE))
+
     def loss(values: np.ndarray) -> np.ndarray:
         hypotheses = [(*gap.accepted, make(float(value))) for value in values]
-        return gap.loss(gap.counterfactual.predict(hypotheses))[:, gap.fit].sum(axis=1)
+        return gap.loss(gap.counterfactual.predict(hypotheses, tokens=tokens))[:, gap.fit].sum(axis=1)
 
     return make(minimise(loss, grid)[0])

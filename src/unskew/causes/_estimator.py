@@ -30,7 +30,5 @@ class SequenceWeight(Cause):
         ess = float(weights.sum() ** 2 / (weights**2).sum() / len(weights))
         if ess < 0.5:
             length = float(gap.trace.lengths.mean())
-            says = (
-                f"ESS of sequence products = {ess:.3g} of {len(sums)} sequences at a mean length of {length:.0f} tokens"
-            )
+            says = f"ESS of sequence products = {ess:.3g} of {len(sums)} sequences at a mean length of {length:.0f} tokens"
             yield Reading(self.id, "record", "info", (says,), {"ess": round(ess, 4), "length": round(length, 1)})

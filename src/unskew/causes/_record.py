@@ -44,9 +44,7 @@ class SyntheticEos(Cause):
     """A last token that the policy did not sample, with a placeholder log-prob (methods 15)."""
 
     id = "record.synthetic-eos"
-    says = (
-        "the last token of the responses was appended by the framework, not sampled, and its log-prob is a placeholder"
-    )
+    says = "the last token of the responses was appended by the framework, not sampled, and its log-prob is a placeholder"
     sides = _ANY
     screens_on = "the gap sits on the last token, where the recorded value is the same constant in every row"
     refute = "the last tokens' recorded log-probs vary from row to row"
@@ -119,9 +117,7 @@ class FilledLogp(Cause):
                     "inf": np.isinf(values),
                     "≤ −999": np.isfinite(values) & (values <= -999),
                 }
-                counts = ", ".join(
-                    f"{int((bad & kind).sum())} × {name}" for name, kind in kinds.items() if (bad & kind).any()
-                )
+                counts = ", ".join(f"{int((bad & kind).sum())} × {name}" for name, kind in kinds.items() if (bad & kind).any())
                 share = float(bad.sum() / max(trace.mask.sum(), 1))
                 yield Reading(
                     self.id, side, "error", (f"{column}: {counts} among {int(trace.mask.sum())} tokens of the loss",),
@@ -151,9 +147,7 @@ class PromptInMask(Cause):
         elif trace.has("prompt_ids"):
             bad = np.zeros(trace.n_tokens, bool)
             ids = trace.tokens("response_ids")
-            for start, stop, prompt in zip(
-                trace.cu_seqlens[:-1], trace.cu_seqlens[1:], trace.ragged("prompt_ids"), strict=True
-            ):
+            for start, stop, prompt in zip(trace.cu_seqlens[:-1], trace.cu_seqlens[1:], trace.ragged("prompt_ids"), strict=True):
                 if 1 < len(prompt) <= stop - start and np.array_equal(ids[start : start + len(prompt)], prompt):
                     bad[start : start + len(prompt)] = trace.mask[start : start + len(prompt)]
             how = "the response begins with its own prompt"
@@ -216,9 +210,7 @@ class Retokenized(Cause):
     """Ids differ from the sampled ids, same text (methods 17)."""
 
     id = "record.retokenized"
-    says = (
-        "the trainer scored other token ids than the engine sampled: exact up to a point in each row, wrong from there"
-    )
+    says = "the trainer scored other token ids than the engine sampled: exact up to a point in each row, wrong from there"
     sides = frozenset({"record"})
     kind = "lint"
     screens_on = "in each row |d| is at its floor before an onset and far above it from there on; onsets differ by row"

@@ -15,9 +15,7 @@ class Flips(Cause):
     sides = frozenset({"rollout", "trainer"})
     screens_on = "a heavy tail of |d| at tokens after a flip; recorded expert ids differ from the scorer's"
     refute = "forcing the recorded expert ids leaves the gap as large as before"
-    remedy = (
-        "replay the engine's expert ids (and gate weights) in the trainer (R3), with the router in the same precision"
-    )
+    remedy = "replay the engine's expert ids (and gate weights) in the trainer (R3), with the router in the same precision"
     settings = ("rollout.return_routed_experts", "trainer.router_replay")
     needs_model = True
 

@@ -27,9 +27,7 @@ class Temperature(Cause):
     id = "sampling.temperature"
     says = "the two sides' log-probs are of the same logits at different temperatures"
     sides = _BOTH
-    screens_on = (
-        "the gap is linear in the centred logit; the temperature fitted on the logits differs from the trainer's"
-    )
+    screens_on = "the gap is linear in the centred logit; the temperature fitted on the logits differs from the trainer's"
     refute = "scoring with the fitted temperature leaves the gap as large as before"
     remedy = "divide the trainer's logits by the sampling temperature, or log raw log-probs and score at 1"
     settings = ("rollout.temperature", "trainer.temperature", "rollout.logprobs_mode")
@@ -207,7 +205,7 @@ class Silent(Cause):
         use = gap.keep & gap.uniform
         n = int(use.sum())
         mean, z = mean_and_z(np.where(use, gap.clean + gap.entropy, 0.0), gap.trace.cu_seqlens, n)
-        gain, sampler = self._sampler(gap, use) if gap.counterfactual.scorers else (0.0, {})
+        gain, sampler = self._sampler(gap, use) if gap.counterfactual.scorers and abs(z) > 2 else (0.0, {})
         off = abs(z) > 4.5 and abs(mean) > 0.005
         if not off and gain < _CERTAIN:
             return
@@ -223,29 +221,36 @@ class Silent(Cause):
 
         A token outside a truncated support costs log ε, not −inf: rounding moves tokens across its edge.
         """
-        clean = gap.clean[use]
+        some = gap.some(gap.uniform)
 
-        def gains(settings: list[dict[str, float]]) -> np.ndarray:
-            logp = gap.counterfactual.predict([[Intervention(self.id, sampling=s)] for s in settings])[:, use]
+        def gains(settings: list[dict[str, float]], tokens: np.ndarray) -> np.ndarray:
+            hypotheses = [[Intervention(self.id, sampling=s)] for s in settings]
+            logp = gap.counterfactual.predict(hypotheses, tokens=tokens)[:, tokens]
+            clean = gap.clean[tokens]
             mixed = np.logaddexp(math.log1p(-_OUTSIDE) + logp, math.log(_OUTSIDE) + clean)
             price = 0.5 * math.log(len(clean)) * np.array([len(s) for s in settings])
             return (mixed - clean).sum(axis=1) - price
 
         def best(name: str, grid: Sequence[float], more: dict[str, float]) -> tuple[float, dict[str, float]]:
-            at, least = minimise(lambda values: -gains([{**more, name: float(v)} for v in values]), grid)
-            return -least, {**more, name: round(at, 4)}
+            at, least = minimise(lambda values: -gains([{**more, name: float(v)} for v in values], some), grid, rounds=2)
+            return -least, {**more, name: at}
 
         temperatures = _TEMPERATURES * gap.counterfactual.trainer_temperature
+        ks = [{"top_k": float(k)} for k in _KS]
         options = [
-            best("temperature", temperatures, {}), best("top_p", _NUCLEI, {}),
-            best("repetition_penalty", _PENALTIES, {}), max(zip(gains(ks := [{"top_k": float(k)} for k in _KS]), ks, strict=True), key=lambda o: o[0]),
-        ]  # fmt: skip
+            best("temperature", temperatures, {}),
+            best("top_p", _NUCLEI, {}),
+            best("repetition_penalty", _PENALTIES, {}),
+            max(zip(gains(ks, some), ks, strict=True), key=lambda option: option[0]),
+        ]
         both = options[0]
-        for _ in range(3):
+        for _ in range(2):
             both = best("top_p", _NUCLEI, {"temperature": both[1]["temperature"]})
             both = best("temperature", temperatures, {"top_p": both[1]["top_p"]})
-        gain, sampler = max([*options, both], key=lambda option: option[0])
-        return float(gain), {name: round(float(value), 3) for name, value in sorted(sampler.items(), reverse=True)}
+        samplers = [sampler for _, sampler in (*options, both)]
+        whole = gains(samplers, np.flatnonzero(use))
+        top = int(np.argmax(whole))
+        return float(whole[top]), {name: round(float(value), 3) for name, value in samplers[top].items()}
 
 
 def _one_sided(gap: Gap) -> bool:
@@ -258,9 +263,7 @@ def _one_sided(gap: Gap) -> bool:
     return max(up, 1 - up) > 0.8
 
 
-def _declared(
-    cause: Cause, trace: Trace, *, processed: bool, differs: Callable[[float, float], bool]
-) -> Iterable[Reading]:
+def _declared(cause: Cause, trace: Trace, *, processed: bool, differs: Callable[[float, float], bool]) -> Iterable[Reading]:
     """A reading where the declared temperatures and logprobs_mode alone make the two sides differ."""
     modes = {(mode or "").startswith("processed") for mode in trace.setting("sampling", "logprobs_mode") if mode}
     rollout = {value for value in trace.setting("sampling", "temperature") if value is not None}

@@ -105,7 +105,9 @@ def show_verdict(console: "Console", verdict: "Verdict") -> None:
     console.print(f"\nmatters: {plain(verdict.matters['says'])}", highlight=False)
     console.print(f"correction: {plain(verdict.correction['says'])}", highlight=False)
     for item in verdict.unchecked:
-        console.print(f"unchecked: {plain(item['what'])} — {plain(item['why'])}; {plain(item['next'])}", style="dim", highlight=False)
+        console.print(
+            f"unchecked: {plain(item['what'])} — {plain(item['why'])}; {plain(item['next'])}", style="dim", highlight=False
+        )
     console.print(
         f"{verdict.n_used} sequences used, {verdict.n_excluded} excluded, {verdict.cost['forward_passes']} forward passes, "
         f"{verdict.cost['seconds']:.1f} s", style="dim", highlight=False,

@@ -2,6 +2,7 @@
 
 import json
 import math
+import sys
 import unicodedata
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -32,7 +33,7 @@ def emit(result: Mapping[str, Any], *, as_json: bool, human: Callable[["Console"
         return
     from rich.console import Console
 
-    width = None if click.get_text_stream("stdout").isatty() else 110
+    width = None if sys.stdout.isatty() else 110
     human(Console(width=width, soft_wrap=False, highlight=False))
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -27,11 +28,12 @@ class RecordCounterfactual:
 
     scorers: frozenset[str] = frozenset()
     trainer_temperature = 1.0
+    affordable = 1 << 20
 
     def __init__(self, trace: Trace, clean: np.ndarray) -> None:
         self._trace, self._clean = trace, clean
 
-    def predict(self, hypotheses: Sequence[Sequence[Intervention]]) -> np.ndarray:
+    def predict(self, hypotheses: Sequence[Sequence[Intervention]], *, tokens: np.ndarray | None = None) -> np.ndarray:
         """Log-probs each hypothesis would have recorded, float64 (K, N)."""
         return np.stack([recorded(self._clean, hypothesis, self._trace) for hypothesis in hypotheses])
 
@@ -78,15 +80,20 @@ class ModelCounterfactual:
         self.forwards += len(parts)
         return np.concatenate([states.logp([self._transform(())])[0] for states in parts])
 
-    def predict(self, hypotheses: Sequence[Sequence[Intervention]]) -> np.ndarray:
-        """Log-probs each hypothesis would have recorded, float64 (K, N)."""
+    @cached_property
+    def affordable(self) -> int:
+        """Tokens that a parameter can be fitted on: those whose logits hold 2^24 numbers, at least 256."""
+        return max(256, (1 << 24) // self._at(()).vocab_size)
+
+    def predict(self, hypotheses: Sequence[Sequence[Intervention]], *, tokens: np.ndarray | None = None) -> np.ndarray:
+        """Log-probs each hypothesis would have recorded, float64 (K, N); NaN outside `tokens` where they are given."""
         keys = [tuple(sorted({i.scorer for i in hypothesis if i.scorer})) for hypothesis in hypotheses]
         transforms = [self._transform(hypothesis) for hypothesis in hypotheses]
         out = np.empty((len(hypotheses), self._trace.n_tokens))
         for key in set(keys):
             members = [i for i, other in enumerate(keys) if other == key]
             unique = list(dict.fromkeys(transforms[i] for i in members))
-            logp = dict(zip(unique, self._at(key).logp(unique), strict=True))
+            logp = dict(zip(unique, self._at(key).logp(unique, tokens=tokens), strict=True))
             for i in members:
                 out[i] = recorded(logp[transforms[i]], hypotheses[i], self._trace)
         return out

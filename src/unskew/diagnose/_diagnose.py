@@ -254,7 +254,7 @@ class _DtypeNoise:
         if self._counterfactual is None:
             return {}
         names = {"float32", *(d for d in declared if d)}
-        if observed > ABOVE * self.of("float32"):
+        if observed > ABOVE * sum(self.of(name) for name in names):
             names |= set(FLOORS)
         return {name: self.of(name) for name in names}
 
@@ -282,9 +282,7 @@ def _shares(
     moves: list[dict[frozenset[int], np.ndarray]] = []
     for side in sides:
         subsets = list(
-            chain.from_iterable(
-                combinations(range(len(side.gap.accepted)), k) for k in range(len(side.gap.accepted) + 1)
-            )
+            chain.from_iterable(combinations(range(len(side.gap.accepted)), k) for k in range(len(side.gap.accepted) + 1))
         )
         predicted = side.gap.counterfactual.predict([[side.gap.accepted[k] for k in subset] for subset in subsets])
         moves.append({frozenset(c): side.sign * (p - side.gap.clean) for c, p in zip(subsets, predicted, strict=True)})
@@ -340,9 +338,7 @@ def _plan(trace: Trace, max_tokens: int) -> Trace:
 
 def _uniform(trace: Trace) -> np.ndarray:
     selection, sampled = trace.rows("selection"), trace.rows("sampled")
-    return np.array(
-        [s in (None, "none", "unknown") and w != "worst" for s, w in zip(selection, sampled, strict=True)], bool
-    )
+    return np.array([s in (None, "none", "unknown") and w != "worst" for s, w in zip(selection, sampled, strict=True)], bool)
 
 
 def _needs_trainer(trace: Trace) -> Exception:

@@ -10,9 +10,7 @@ if TYPE_CHECKING:
 __all__ = ["load_scorers"]
 
 
-def load_scorers(
-    model: str, *, older: Sequence[str] = (), adapter: str | None = None
-) -> "dict[str, Callable[[], HFScorer]]":
+def load_scorers(model: str, *, older: Sequence[str] = (), adapter: str | None = None) -> "dict[str, Callable[[], HFScorer]]":
     """Loaders of the clean scorer, its 16-bit twins, older checkpoints and the base without its adapter.
 
     Args:

@@ -23,9 +23,7 @@ _SEVERITY = {"error": 0, "warn": 1, "info": 2}
 _FEW_TOKENS = 64
 
 
-def write_verdict(
-    found: "Findings", *, decode: Callable[[int], str] | None, framework: str | None, seconds: float
-) -> Verdict:
+def write_verdict(found: "Findings", *, decode: Callable[[int], str] | None, framework: str | None, seconds: float) -> Verdict:
     """The verdict that these findings support."""
     writer = _Writer(found, decode, framework)
     causes = writer.causes()
@@ -151,9 +149,7 @@ class _Writer:
         interval: tuple[float, float] | None = None, of: Any = "gap", cls: tuple[str, ...] = (),
     ) -> CauseFinding:  # fmt: skip
         evidence = tuple(Evidence(text, tokens if k == 0 else ()) for k, text in enumerate(says))
-        fix = Fix(
-            cause.remedy, snippets(cause.settings, parameters, framework=self._framework) if cause.settings else ()
-        )
+        fix = Fix(cause.remedy, snippets(cause.settings, parameters, framework=self._framework) if cause.settings else ())
         return CauseFinding(
             id=cause.id, side=side, severity=severity, kind=kind, says=cause.says, explained=explained, of=of,
             interval=interval, cls=cls, parameters=dict(parameters), evidence=evidence, refute=cause.refute, fix=fix,
@@ -162,9 +158,7 @@ class _Writer:
     def _floor_words(self) -> str:
         found = self._found
         sides = ", ".join(f"{s.gap.side} {s.floor.sigma:.2g} ({s.floor.dtype}, {s.floor.source})" for s in found.sides)
-        return (
-            f"σ̂ of the gap is {found.gap_noise:.3g} nat of logit noise; the floor is {found.floor_noise:.2g}: {sides}"
-        )
+        return f"σ̂ of the gap is {found.gap_noise:.3g} nat of logit noise; the floor is {found.floor_noise:.2g}: {sides}"
 
     def _worst(self, side: "SideResult") -> tuple[Mapping[str, Any], ...]:
         gap = np.where(side.gap.keep, np.abs(side.gap.recorded - side.gap.clean), 0.0)
@@ -202,9 +196,7 @@ def _left_share(found: "Findings") -> float:
     if all(side.at_floor for side in found.sides):
         return 0.0
     left = sum(max(side.left**2 - side.floor.sigma**2, 0.0) for side in found.sides if not side.at_floor)
-    return float(
-        min(left / max(found.gap_noise**2, 1e-300), max(1.0 - found.shares.sum(), 0.0) if len(found.shares) else 1.0)
-    )
+    return float(min(left / max(found.gap_noise**2, 1e-300), max(1.0 - found.shares.sum(), 0.0) if len(found.shares) else 1.0))
 
 
 def _summary(found: "Findings", verdict: str, top: list[CauseFinding], unknown: bool, n: int) -> str:
@@ -249,9 +241,7 @@ def _matters(found: "Findings") -> dict[str, Any]:
     with np.errstate(over="ignore"):
         ratio = np.exp(np.clip(d, -50, 50))
     outside = float(((ratio < 0.8) | (ratio > 1.2)).mean()) if len(d) else float("nan")
-    sums = np.bincount(
-        found.trace.row_of_token, np.where(found.keep, found.trainer - found.rollout, 0.0), len(found.trace)
-    )
+    sums = np.bincount(found.trace.row_of_token, np.where(found.keep, found.trainer - found.rollout, 0.0), len(found.trace))
     weights = np.exp(sums - sums.max()) if len(sums) else np.ones(1)
     ess = float(weights.sum() ** 2 / (weights**2).sum() / len(weights))
     says = (f"{outside:.1%} of the tokens have a ratio outside [0.8, 1.2] before any update, so a clip of 0.2 acts on them; "

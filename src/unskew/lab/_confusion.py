@@ -84,7 +84,9 @@ def confusion(
             trials.append(_trial(cause, seed, n, "float32"))
             progress(f"{cause} seed {seed}: {', '.join(trials[-1].named[:2]) or trials[-1].verdict}")
     for k in range(clean):
-        trials.append(_trial(None, seeds[0] + 1000 + k, n, ("float32", "bfloat16")[k % 2], model=("dense", "dense", "moe", "moe")[k % 4]))
+        trials.append(
+            _trial(None, seeds[0] + 1000 + k, n, ("float32", "bfloat16")[k % 2], model=("dense", "dense", "moe", "moe")[k % 4])
+        )
         progress(f"clean {k}: {trials[-1].verdict}")
     return Confusion(tuple(trials))
 

@@ -125,7 +125,9 @@ def plant(
     temperature = fault.trainer_temperature(parameters)
     scores = scorer(model).score(trace, SamplingTransform(temperature=temperature))
     trace = trace.with_tokens(old_logp=scores.logp, entropy=scores.entropy, noise_scale=scores.noise_scale)
-    trace = trace.with_rows(trainer=[{"framework": "unskew lab", "dtype": "float32", "temperature": temperature, "mode": "eval"}] * n)
+    trace = trace.with_rows(
+        trainer=[{"framework": "unskew lab", "dtype": "float32", "temperature": temperature, "mode": "eval"}] * n
+    )
     if change.logp is not None:
         column = "old_logp" if fault.side == "trainer" else "rollout_logp"
         before = trace.tokens(column).astype(np.float64)
@@ -135,7 +137,15 @@ def plant(
 
 
 def _sample(
-    fault: Fault, parameters: Mapping[str, Any], change: Intervention, *, seed: int, n: int, max_tokens: int, dtype: str, model: str
+    fault: Fault,
+    parameters: Mapping[str, Any],
+    change: Intervention,
+    *,
+    seed: int,
+    n: int,
+    max_tokens: int,
+    dtype: str,
+    model: str,
 ) -> Trace:
     sampling = Sampling(max_tokens=max_tokens, seed=seed, **fault.sampling(parameters))
     messages = prompts(n, seed=seed)
@@ -180,7 +190,9 @@ def _low_precision_router(model: torch.nn.Module, mantissa_bits: int) -> Iterato
     """Experts chosen from router inputs with few mantissa bits, gates from the exact logits; 0 bits changes nothing."""
     handles = []
 
-    def choose(router: torch.nn.Module, inputs: tuple[torch.Tensor], output: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+    def choose(
+        router: torch.nn.Module, inputs: tuple[torch.Tensor], output: tuple[torch.Tensor, ...]
+    ) -> tuple[torch.Tensor, ...]:
         logits = output[0]
         low = torch.nn.functional.linear(_round(inputs[0].reshape(-1, inputs[0].shape[-1]), mantissa_bits), router.weight)
         chosen = low.topk(output[2].shape[-1], dim=-1).indices

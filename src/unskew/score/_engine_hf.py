@@ -65,15 +65,25 @@ class HFEngine:
             attention_mask=mask.to(self.model.device),
             # A config of its own: what generation_config.json sets must not reach the sampler unseen.
             generation_config=transformers.GenerationConfig(
-                do_sample=True, temperature=sampling.temperature, top_p=sampling.top_p, top_k=sampling.top_k,
-                min_p=sampling.min_p or None, repetition_penalty=sampling.repetition_penalty,
-                max_new_tokens=sampling.max_tokens, eos_token_id=sorted(self._ends) or None, pad_token_id=0,
-                output_logits=True, output_scores=True, return_dict_in_generate=True,
+                do_sample=True,
+                temperature=sampling.temperature,
+                top_p=sampling.top_p,
+                top_k=sampling.top_k,
+                min_p=sampling.min_p or None,
+                repetition_penalty=sampling.repetition_penalty,
+                max_new_tokens=sampling.max_tokens,
+                eos_token_id=sorted(self._ends) or None,
+                pad_token_id=0,
+                output_logits=True,
+                output_scores=True,
+                return_dict_in_generate=True,
             ),  # fmt: skip
         )
         sampled = output.sequences[:, longest:].cpu()
         steps = output.scores if sampling.logprobs_mode == "processed" else output.logits
-        logp = torch.stack([s.float().log_softmax(-1).gather(1, sampled[:, t : t + 1].to(s.device))[:, 0].cpu() for t, s in enumerate(steps)], 1)
+        logp = torch.stack(
+            [s.float().log_softmax(-1).gather(1, sampled[:, t : t + 1].to(s.device))[:, 0].cpu() for t, s in enumerate(steps)], 1
+        )
         source = {"engine": self.name, "engine_version": transformers.__version__, "model": self._path,
                   "dtype": str(self.model.dtype).removeprefix("torch.")}  # fmt: skip
         rows = []

@@ -74,25 +74,37 @@ class HeadStates:
     def __len__(self) -> int:
         return len(self._ids)
 
+    @property
+    def vocab_size(self) -> int:
+        """Number of logits a token."""
+        with torch.no_grad():
+            return int(self._head(self._hidden[:1]).shape[-1])
+
     @torch.no_grad()
-    def logp(self, transforms: Sequence[SamplingTransform]) -> np.ndarray:
+    def logp(self, transforms: Sequence[SamplingTransform], *, tokens: np.ndarray | None = None) -> np.ndarray:
         """Log-prob of each sampled token under each transform, float64 (K, N); −inf where it is cut off.
 
-        One pass over the logits serves all transforms; those that truncate share one sort.
+        One pass over the logits serves all transforms; those that truncate share one sort. `tokens` (sorted indices)
+        limits the work to some; the others are NaN.
         """
         out = np.full((len(transforms), len(self)), np.nan)
+        wanted = np.arange(len(self)) if tokens is None else tokens
         groups: dict[tuple, list[int]] = {}
         for k, transform in enumerate(transforms):
             groups.setdefault(transform.edits, []).append(k)
-        for start, raw in self._logits():
-            stop = start + len(raw)
-            ids = self._ids[start:stop, None]
+        for start, chunk in self._logits():
+            index = wanted[(wanted >= start) & (wanted < start + len(chunk))]
+            if not len(index):
+                continue
+            some = slice(None) if len(index) == len(chunk) else torch.from_numpy(index - start).to(chunk.device)
+            ids = self._ids[start : start + len(chunk), None][some]
             for edits, members in groups.items():
-                logits = raw if edits == _NEUTRAL else self._edited(raw, start, edits)
+                plain = edits == _NEUTRAL
+                logits = chunk[some] if plain else self._edited(chunk[some], index, edits)
                 chosen = logits.gather(1, ids)
                 ordered = None
                 if any(transforms[k].truncates for k in members):
-                    ordered = self._order(start, logits, cache=edits == _NEUTRAL)
+                    ordered = self._order(start, chunk)[some] if plain and self._kept else _sorted(logits)
                 for temperature in dict.fromkeys(transforms[k].temperature for k in members):
                     same = [k for k in members if transforms[k].temperature == temperature]
                     full, cumulative = _log_softmax_of(logits, chosen, temperature), None
@@ -103,7 +115,7 @@ class HeadStates:
                             if cumulative is None:
                                 cumulative = (ordered / temperature).softmax(1).double().cumsum(1)
                             value = full - _log_kept(transforms[k], ordered, cumulative, chosen)
-                        out[k, start:stop] = value.cpu().numpy()
+                        out[k, index] = value.cpu().numpy()
         out[:, self._missing] = np.nan
         return out
 
@@ -113,8 +125,8 @@ class HeadStates:
         out = np.full((3, len(self)), np.nan)
         for start, raw in self._logits():
             stop = start + len(raw)
-            logits = raw if transform.edits == _NEUTRAL else self._edited(raw, start, transform.edits)
-            logits = self._truncated(transform, start, logits) if transform.truncates else logits
+            logits = raw if transform.edits == _NEUTRAL else self._edited(raw, np.arange(start, stop), transform.edits)
+            logits = _truncated(transform, logits) if transform.truncates else logits
             ids = self._ids[start:stop, None]
             top = logits.amax(1, keepdim=True)
             scaled = (logits - top) / transform.temperature
@@ -137,7 +149,7 @@ class HeadStates:
         if self._kept:
             yield from self._kept.items()
             return
-        vocab = self._head(self._hidden[:1]).shape[-1]
+        vocab = self.vocab_size
         keep = 4 * len(self) * vocab <= self._cache_bytes
         step = max(1, _CHUNK_ELEMENTS // vocab)
         kept = {}
@@ -149,28 +161,19 @@ class HeadStates:
             yield start, logits
         self._kept = kept
 
-    def _order(self, start: int, logits: torch.Tensor, *, cache: bool) -> torch.Tensor:
-        if cache and start in self._sorted:
-            return self._sorted[start]
-        ordered = logits.sort(dim=1, descending=True).values
-        if cache and self._kept:
-            self._sorted[start] = ordered
-        return ordered
-
-    def _truncated(self, transform: SamplingTransform, start: int, logits: torch.Tensor) -> torch.Tensor:
-        ordered = self._order(start, logits, cache=False)
-        cumulative = (ordered / transform.temperature).softmax(1).double().cumsum(1)
-        smallest = ordered.gather(1, _n_kept(transform, ordered, cumulative)[:, None] - 1)
-        return logits.masked_fill(logits < smallest, -torch.inf)
+    def _order(self, start: int, logits: torch.Tensor) -> torch.Tensor:
+        if start not in self._sorted:
+            self._sorted[start] = _sorted(logits)
+        return self._sorted[start]
 
     def _edited(
-        self, logits: torch.Tensor, start: int, edits: tuple[float, float, float, tuple[tuple[int, float], ...]]
+        self, logits: torch.Tensor, index: np.ndarray, edits: tuple[float, float, float, tuple[tuple[int, float], ...]]
     ) -> torch.Tensor:
         repetition, presence, frequency, bias = edits
         logits = logits.clone()
         for token, value in bias:
             logits[:, token] += value
-        rows, cols, in_output = self._seen(start, start + len(logits))
+        rows, cols, in_output = self._seen(index)
         if repetition != 1.0:
             seen = logits[rows, cols]
             logits[rows, cols] = torch.where(seen > 0, seen / repetition, seen * repetition)
@@ -178,26 +181,37 @@ class HeadStates:
             logits[rows, cols] -= frequency * in_output + presence * (in_output > 0)
         return logits
 
-    def _seen(self, start: int, stop: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """(row in chunk, token id, count in the output so far) of every token seen before each position."""
+    def _seen(self, index: np.ndarray) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """(place in `index`, token id, count in the output so far) of every token seen before each of these tokens."""
+        place = {int(token): k for k, token in enumerate(index)}
         rows, cols, counts, first = [], [], [], 0
         for prompt, response in zip(self._prompts, self._responses, strict=True):
-            last = first + len(response)
-            if last > start and first < stop:
+            if np.searchsorted(index, first) < np.searchsorted(index, first + len(response)):
                 output: Counter[int] = Counter({int(t): 0 for t in prompt})
                 for offset, token in enumerate(response):
-                    if start <= first + offset < stop:
-                        rows += [first + offset - start] * len(output)
+                    if (row := place.get(first + offset)) is not None:
+                        rows += [row] * len(output)
                         cols += list(output)
                         counts += list(output.values())
                     output[int(token)] += 1
-            first = last
+            first += len(response)
         device = self._ids.device
         return (
             torch.tensor(rows, dtype=torch.long, device=device),
             torch.tensor(cols, dtype=torch.long, device=device),
             torch.tensor(counts, dtype=torch.float32, device=device),
         )
+
+
+def _sorted(logits: torch.Tensor) -> torch.Tensor:
+    return logits.sort(dim=1, descending=True).values
+
+
+def _truncated(transform: SamplingTransform, logits: torch.Tensor) -> torch.Tensor:
+    ordered = _sorted(logits)
+    cumulative = (ordered / transform.temperature).softmax(1).double().cumsum(1)
+    smallest = ordered.gather(1, _n_kept(transform, ordered, cumulative)[:, None] - 1)
+    return logits.masked_fill(logits < smallest, -torch.inf)
 
 
 def _log_softmax_of(logits: torch.Tensor, chosen: torch.Tensor, temperature: float) -> torch.Tensor:

@@ -59,7 +59,9 @@ class HFScorer:
             has_tokenizer = path.suffix == ".gguf" or any(path.glob("tokenizer*")) or any(path.glob("vocab*"))
             tokenizer = transformers.AutoTokenizer.from_pretrained(**where) if has_tokenizer else None
         except (OSError, ValueError, KeyError) as error:
-            raise UnskewError(f"{path}: cannot load this checkpoint: {error}", hint="check config.json and the weights") from error
+            raise UnskewError(
+                f"{path}: cannot load this checkpoint: {error}", hint="check config.json and the weights"
+            ) from error
         if adapter is not None:
             peft = require("peft", extra="lab")
             model = peft.PeftModel.from_pretrained(model, str(adapter)).merge_and_unload()
@@ -91,7 +93,9 @@ class HFScorer:
             routed_experts: expert ids to force, one (tokens, layers, k) array a sequence over prompt + response, short
                 at the end where the engine did not route its last tokens.
         """
-        full = [np.concatenate([np.asarray(p, np.int64), np.asarray(r, np.int64)]) for p, r in zip(prompts, responses, strict=True)]
+        full = [
+            np.concatenate([np.asarray(p, np.int64), np.asarray(r, np.int64)]) for p, r in zip(prompts, responses, strict=True)
+        ]
         self._check_ids(full, prompts)
         lengths = np.array([len(ids) for ids in full])
         order = np.argsort(-lengths, kind="stable")
@@ -109,7 +113,8 @@ class HFScorer:
                     parts[k] = torch.cat([hidden[row, :1], parts[k]])
             start += len(batch)
         missing = np.concatenate(
-            [np.arange(len(r)) < (1 if len(p) == 0 else 0) for p, r in zip(prompts, responses, strict=True)] or [np.zeros(0, bool)]
+            [np.arange(len(r)) < (1 if len(p) == 0 else 0) for p, r in zip(prompts, responses, strict=True)]
+            or [np.zeros(0, bool)]
         )
         width = self.model.get_output_embeddings().weight.shape[1]
         states = torch.cat([p for p in parts if p is not None]) if parts else torch.zeros((0, width))
@@ -141,7 +146,11 @@ class HFScorer:
         handle = self.model.base_model.register_forward_hook(lambda _m, _i, output: kept.append(output[0]))
         accepts = inspect.signature(self.model.forward).parameters
         more: dict[str, Any] = {"logits_to_keep": 1} if "logits_to_keep" in accepts else {}
-        more |= {"position_ids": torch.arange(longest, device=device)[None].expand(len(rows), -1)} if "position_ids" in accepts else {}
+        more |= (
+            {"position_ids": torch.arange(longest, device=device)[None].expand(len(rows), -1)}
+            if "position_ids" in accepts
+            else {}
+        )
         forced = nullcontext() if routing is None else replay_routing(self.model, _routing_of(routing, longest))
         try:
             with forced:
