@@ -1,10 +1,10 @@
 """What was recorded? Schema, reading and writing, lint."""
 
+from unskew.trace._findings import LintFinding as LintFinding
+from unskew.trace._findings import LintReport as LintReport
 from unskew.trace._layout import pack as pack
 from unskew.trace._layout import pad as pad
 from unskew.trace._layout import padding_mask as padding_mask
-from unskew.trace._lint import LintFinding as LintFinding
-from unskew.trace._lint import LintReport as LintReport
 from unskew.trace._lint import lint as lint
 from unskew.trace._lint import usable as usable
 from unskew.trace._read import iter_read as iter_read

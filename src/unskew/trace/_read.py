@@ -4,10 +4,10 @@ import glob
 import json
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Collection, Iterator, Mapping, Set
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -53,22 +53,29 @@ def read(path: str | Path) -> Trace:
     return Trace(table.select(names), str(path), notes)
 
 
-def iter_read(path: str | Path, *, batch_rows: int = 1024, rename: Mapping[str, str] | None = None) -> Iterator[Trace]:
+def iter_read(
+    path: str | Path,
+    *,
+    batch_rows: int = 1024,
+    columns: Collection[str] | None = None,
+    rename: Mapping[str, str] | None = None,
+) -> Iterator[Trace]:
     """The trace at `path` in batches of whole sequences; memory does not grow with the trace.
 
     Args:
         path: as for `read`.
         batch_rows: sequences a batch holds at most.
+        columns: keys of the schema to read beside `response_ids` and `rollout_logp`; None for all.
         rename: from a key of the files to the key of the schema that it is read as.
 
     Raises:
         UnskewError: as for `read`, when the batch at fault is reached.
     """
     n_rows = 0
+    wanted = set(SCHEMA.names) if columns is None else {*REQUIRED, *columns} & set(SCHEMA.names)
     for file in _files(str(path)):
         reader = _parquet if file.endswith(".parquet") else _lines
-        batches = reader(file, batch_rows, rename or {})
-        for batch in batches:
+        for batch in reader(file, batch_rows, wanted, rename or {}):
             n_rows += len(batch)
             yield batch
     if n_rows == 0:
@@ -138,7 +145,7 @@ def _readable(file: str) -> Iterator[None]:
         ) from None
 
 
-def _parquet(file: str, batch_rows: int, rename: Mapping[str, str]) -> Iterator[Trace]:
+def _parquet(file: str, batch_rows: int, wanted: Set[str], rename: Mapping[str, str]) -> Iterator[Trace]:
     source = _open(file)
     schema = source.schema_arrow
     _check_version(int((schema.metadata or {}).get(VERSION_KEY, SCHEMA_VERSION)), file)
@@ -146,7 +153,7 @@ def _parquet(file: str, batch_rows: int, rename: Mapping[str, str]) -> Iterator[
     _check_names(names, rename, file)
     keys = ((names[f.name], [child.name for child in f.type] if pa.types.is_struct(f.type) else ()) for f in schema)
     notes = _notes(file, unknown_keys(keys))
-    known = [name for name in schema.names if names[name] in SCHEMA.names]
+    known = [name for name in schema.names if names[name] in wanted]
     batches = source.iter_batches(batch_size=batch_rows, columns=known)
     start = 0
     while True:
@@ -161,7 +168,7 @@ def _parquet(file: str, batch_rows: int, rename: Mapping[str, str]) -> Iterator[
         yield Trace(table, file, notes)
 
 
-def _lines(file: str, batch_rows: int, rename: Mapping[str, str]) -> Iterator[Trace]:
+def _lines(file: str, batch_rows: int, wanted: Set[str], rename: Mapping[str, str]) -> Iterator[Trace]:
     name = "<stdin>" if file == "-" else file
     rows: list[dict[str, Any]] = []
     numbers: list[int] = []
@@ -172,16 +179,12 @@ def _lines(file: str, batch_rows: int, rename: Mapping[str, str]) -> Iterator[Tr
         _check_names(seen, rename, name)
         renamed = [{rename.get(key, key): value for key, value in row.items()} for row in rows] if rename else rows
         keys = {(key, tuple(value) if isinstance(value, dict) else ()) for row in renamed for key, value in row.items()}
-        filled = [{**dict.fromkeys(REQUIRED), **row} for row in renamed]
+        filled = [{**dict.fromkeys(REQUIRED), **{k: v for k, v in row.items() if k in wanted}} for row in renamed]
         at = tuple(numbers)
         table = rows_to_table(filled, lambda row: f"{name} line {at[row]}")
         return Trace(table, name, _notes(name, unknown_keys(keys)))
 
-    try:
-        stream: IO[bytes] = sys.stdin.buffer if file == "-" else open(file, "rb")  # noqa: SIM115
-    except OSError as error:
-        raise UnskewError(f"{file}: cannot be read: {error.strerror}") from None
-    with stream:
+    with nullcontext(sys.stdin.buffer) if file == "-" else _bytes(file) as stream:
         for number, line in enumerate(stream, start=1):
             row = _row(line, f"{name} line {number}")
             if row is None:
@@ -194,6 +197,13 @@ def _lines(file: str, batch_rows: int, rename: Mapping[str, str]) -> Iterator[Tr
                 numbers.clear()
     if rows:
         yield batch()
+
+
+def _bytes(file: str) -> BinaryIO:
+    try:
+        return Path(file).open("rb")
+    except OSError as error:
+        raise UnskewError(f"{file}: cannot be read: {error.strerror}") from None
 
 
 def _row(line: bytes, where: str) -> dict[str, Any] | None:
