@@ -21,6 +21,7 @@ from unskew.causes._base import Gap as Gap
 from unskew.causes._base import Intervention as Intervention
 from unskew.causes._base import Parameter as Parameter
 from unskew.causes._base import Reading as Reading
+from unskew.causes._base import fit_pair as fit_pair
 
 CAUSES: Mapping[str, Cause] = {
     cause.id: cause

@@ -17,6 +17,7 @@ __all__ = [
     "Intervention",
     "Parameter",
     "Reading",
+    "fit_pair",
     "fit_parameter",
     "mean_and_z",
     "minimise",
@@ -175,6 +176,9 @@ class Cause:
     """Whether `propose` asks for another scorer or sampling transform than the recorded ones."""
     symmetric: ClassVar[bool] = False
     """Whether only a model can tell on which side it sits."""
+    parameter: ClassVar[str | None] = None
+    """The one continuous parameter of `intervene`, fitted over `grid`; None where there is none."""
+    grid: ClassVar[Sequence[float]] = ()
     fitted: ClassVar[int] = 0
     """Parameters that `propose` fits; of two causes that explain a gap equally well, the one with fewer is named."""
 
@@ -236,18 +240,39 @@ def minimise(loss: Callable[[np.ndarray], np.ndarray], grid: Sequence[float], *,
                 vertex = float(values[best]) + step * (a - c) / (2 * (a - 2 * b + c))
                 (score,) = loss(np.array([vertex]))
                 if score <= least:
-                    at, least = vertex, float(score)
+                    at, least = float(vertex), float(score)
         step /= 8
     return at, least
 
 
-def fit_parameter(gap: Gap, make: Callable[[float], Intervention], grid: Sequence[float]) -> Intervention:
-    """The intervention whose parameter minimises the loss on the fit sequences, on top of the accepted ones."""
+def fit_parameter(gap: Gap, cause: Cause) -> Intervention:
+    """The cause's intervention whose parameter minimises the loss on the fit sequences, on top of the accepted ones."""
+    assert cause.parameter is not None
+    loss = _fit_loss(gap, lambda values: [cause.intervene(**{str(cause.parameter): float(value)}) for value in values])
+    return cause.intervene(**{cause.parameter: minimise(loss, cause.grid)[0]})
 
+
+def fit_pair(gap: Gap, first: Cause, second: Cause) -> tuple[Intervention, Intervention]:
+    """Both causes' interventions fitted together: every pair of grid points, then one parameter after the other.
+
+    Two parameters trade off along a valley that alternate fits from one end of it do not leave.
+    """
+    assert first.parameter is not None and second.parameter is not None
+    pairs = [
+        (first.intervene(**{first.parameter: a}), second.intervene(**{second.parameter: b})) for a in first.grid for b in second.grid
+    ]
+    losses = _hypotheses_loss(gap, [(*gap.accepted, *pair) for pair in pairs])
+    best = pairs[int(np.argmin(losses))]
+    for _ in range(3):
+        a = fit_parameter(replace(gap, accepted=(*gap.accepted, best[1])), first)
+        best = (a, fit_parameter(replace(gap, accepted=(*gap.accepted, a)), second))
+    return best
+
+
+def _fit_loss(gap: Gap, make: Callable[[np.ndarray], list[Intervention]]) -> Callable[[np.ndarray], np.ndarray]:
+    return lambda values: _hypotheses_loss(gap, [(*gap.accepted, new) for new in make(values)])
+
+
+def _hypotheses_loss(gap: Gap, hypotheses: Sequence[Sequence[Intervention]]) -> np.ndarray:
     tokens = None if any(i.stage == 1 for i in gap.accepted) else gap.some(gap.fit & (gap.weight < _UNSURE))
-
-    def loss(values: np.ndarray) -> np.ndarray:
-        hypotheses = [(*gap.accepted, make(float(value))) for value in values]
-        return gap.loss(gap.counterfactual.predict(hypotheses, tokens=tokens))[:, gap.fit].sum(axis=1)
-
-    return make(minimise(loss, grid)[0])
+    return gap.loss(gap.counterfactual.predict(hypotheses, tokens=tokens))[:, gap.fit].sum(axis=1)

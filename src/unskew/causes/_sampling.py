@@ -13,10 +13,12 @@ __all__ = [
 ]  # fmt: skip
 
 _BOTH = frozenset({"rollout", "trainer"})
-_TEMPERATURES = np.geomspace(0.3, 2.5, 13)
+_TEMPERATURES = tuple(np.geomspace(0.3, 2.5, 13).tolist())
 _NUCLEI = (0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.925, 0.95, 0.97, 0.98, 0.99, 0.999)
 _PENALTIES = (0.8, 0.9, 1.0, 1.1, 1.2, 1.35, 1.5, 1.8, 2.2)
 _KS = (*range(1, 17), 18, 20, 25, 30, 32, 40, 50, 64, 100, 128, 200)
+_NEAR_T = (0.85, 0.9, 0.95, 1.0, 1.05, 1.1, 1.15)
+_NEAR_P = (-0.04, -0.03, -0.02, -0.01, 0.0, 0.01, 0.02, 0.03, 0.04)
 _OUTSIDE = 1e-3
 _CERTAIN = 12.0
 
@@ -33,13 +35,14 @@ class Temperature(Cause):
     settings = ("rollout.temperature", "trainer.temperature", "rollout.logprobs_mode")
     needs_model = True
     fitted = 1
+    parameter, grid = "temperature", _TEMPERATURES
 
     def intervene(self, **parameters: Parameter) -> Intervention:
         temperature = float(parameters["temperature"])
         return Intervention(self.id, {"temperature": temperature}, sampling={"temperature": temperature})
 
     def propose(self, gap: Gap) -> Iterable[Intervention]:
-        fitted = fit_parameter(gap, lambda value: self.intervene(temperature=value), _TEMPERATURES)
+        fitted = fit_parameter(gap, self)
         if abs(math.log(float(fitted.parameters["temperature"]) / gap.counterfactual.trainer_temperature)) > 0.005:
             yield fitted
 
@@ -115,6 +118,7 @@ class TopP(Cause):
     settings = ("rollout.top_p", "rollout.logprobs_mode", "trainer.sampling_mask")
     needs_model = True
     fitted = 1
+    parameter, grid = "top_p", _NUCLEI
 
     def intervene(self, **parameters: Parameter) -> Intervention:
         top_p = float(parameters["top_p"])
@@ -122,7 +126,7 @@ class TopP(Cause):
 
     def propose(self, gap: Gap) -> Iterable[Intervention]:
         if gap.accepted or _one_sided(gap):
-            yield fit_parameter(gap, lambda value: self.intervene(top_p=value), _NUCLEI)
+            yield fit_parameter(gap, self)
 
     def read(self, trace: Trace) -> Iterable[Reading]:
         declared = {value for value in trace.setting("sampling", "top_p") if value is not None} or {1.0}
@@ -176,13 +180,14 @@ class RepetitionPenalty(Cause):
     settings = ("rollout.repetition_penalty", "rollout.generation_config")
     needs_model = True
     fitted = 1
+    parameter, grid = "repetition_penalty", _PENALTIES
 
     def intervene(self, **parameters: Parameter) -> Intervention:
         penalty = float(parameters["repetition_penalty"])
         return Intervention(self.id, {"repetition_penalty": penalty}, sampling={"repetition_penalty": penalty})
 
     def propose(self, gap: Gap) -> Iterable[Intervention]:
-        fitted = fit_parameter(gap, lambda value: self.intervene(repetition_penalty=value), _PENALTIES)
+        fitted = fit_parameter(gap, self)
         if abs(float(fitted.parameters["repetition_penalty"]) - 1) > 0.003:
             yield fitted
 
@@ -235,7 +240,7 @@ class Silent(Cause):
             at, least = minimise(lambda values: -gains([{**more, name: float(v)} for v in values], some), grid, rounds=2)
             return -least, {**more, name: at}
 
-        temperatures = _TEMPERATURES * gap.counterfactual.trainer_temperature
+        temperatures = tuple(t * gap.counterfactual.trainer_temperature for t in _TEMPERATURES)
         ks = [{"top_k": float(k)} for k in _KS]
         options = [
             best("temperature", temperatures, {}),
@@ -243,10 +248,10 @@ class Silent(Cause):
             best("repetition_penalty", _PENALTIES, {}),
             max(zip(gains(ks, some), ks, strict=True), key=lambda option: option[0]),
         ]
-        both = options[0]
-        for _ in range(2):
-            both = best("top_p", _NUCLEI, {"temperature": both[1]["temperature"]})
-            both = best("temperature", temperatures, {"top_p": both[1]["top_p"]})
+        pairs = [{"temperature": t, "top_p": p} for t in temperatures for p in _NUCLEI]
+        t, p = pairs[int(np.argmax(gains(pairs, some)))].values()
+        near = [{"temperature": t * a, "top_p": min(p + b, 1.0)} for a in _NEAR_T for b in _NEAR_P]
+        both = max(zip(gains(near, np.flatnonzero(use)), near, strict=True), key=lambda option: option[0])
         samplers = [sampler for _, sampler in (*options, both)]
         whole = gains(samplers, np.flatnonzero(use))
         top = int(np.argmax(whole))

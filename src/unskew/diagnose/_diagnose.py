@@ -12,7 +12,7 @@ import numpy as np
 
 from unskew.causes import CAUSES, CLIP_NATS, Counterfactual, Gap, Intervention, Reading
 from unskew.diagnose._counterfactual import ModelCounterfactual, RecordCounterfactual
-from unskew.diagnose._floor import ABOVE, FLOORS, SideFloor, dtype_name, logit_noise, side_floor
+from unskew.diagnose._floor import ABOVE, FLOORS, SEARCH, SideFloor, dtype_name, logit_noise, side_floor
 from unskew.diagnose._search import search, shapley
 from unskew.diagnose._verdict import Verdict
 from unskew.diagnose._words import write_verdict
@@ -203,7 +203,7 @@ def _keep_readings(found: Findings, readings: Sequence[Reading]) -> list[Reading
         if reading.cause in accepted or asked or (reading.declared and found.at_floor):
             continue
         kept.append(reading)
-    if found.at_floor:
+    if found.at_floor and not accepted:
         gap = replace(found.sides[0].gap, floor=found.floor_noise)
         kept += [reading for cause in CAUSES.values() for reading in cause.at_floor(gap)]
     return kept
@@ -219,7 +219,7 @@ def _side(gap: Gap, noise: "_DtypeNoise", noise_scale: np.ndarray, *, sign: int)
         return logit_noise(residual[use], noise_scale[use])
 
     known = [dtype_name(dtype) for dtype in declared]
-    limit = ABOVE * sum(noise.of(dtype or "float32") for dtype in known)
+    limit = SEARCH * sum(noise.of(dtype or "float32") for dtype in known)
     before = left(gap)
     gap = search(gap, lambda gap: not left(gap) > limit)
     after = left(gap)

@@ -4,13 +4,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
-__all__ = ["ABOVE", "FLOORS", "SideFloor", "logit_noise", "side_floor"]
+__all__ = ["ABOVE", "FLOORS", "SEARCH", "SideFloor", "logit_noise", "side_floor"]
 
 FLOORS = {"float32": 2e-5, "float16": 8e-3, "bfloat16": 6e-2}
 """Logit noise σ of a whole forward against fp32, in nats: upper end of what real engines and small models measured."""
 
 ABOVE = 2.5
 """A σ̂ within this factor of its floor counts as being at the floor: kernels of one dtype differ by about 2."""
+
+SEARCH = 1.25
+"""A σ̂ above this factor of its floor is searched for causes: one that reproduces it need not be above `ABOVE`."""
 
 _ALIASES = {"bf16": "bfloat16", "fp16": "float16", "half": "float16", "fp32": "float32", "float": "float32"}
 

@@ -1,12 +1,13 @@
 """Counterfactual search on one side: which interventions reproduce what was recorded."""
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from itertools import combinations
 from math import comb, factorial
 
 import numpy as np
 
-from unskew.causes import CAUSES, Cause, Gap, Intervention
+from unskew.causes import CAUSES, Cause, Gap, Intervention, fit_pair
 
 __all__ = ["MOST_CAUSES", "search", "shapley"]
 
@@ -28,19 +29,32 @@ def search(gap: Gap, at_floor: Callable[[Gap], bool], *, causes: Iterable[Cause]
         causes = [cause for cause in causes if not cause.needs_model]
     while len(gap.accepted) < MOST_CAUSES and not at_floor(gap):
         used = {intervention.cause for intervention in gap.accepted}
-        candidates = [new for cause in causes if cause.id not in used for new in cause.propose(gap)]
-        best = _best(gap, candidates)
+        new = [intervention for cause in causes if cause.id not in used for intervention in cause.propose(gap)]
+        best = _best(gap, [(*gap.accepted, intervention) for intervention in new] + _joint(gap, causes, used))
         if best is None:
             break
-        gap = _refit(gap.under((*gap.accepted, best)))
+        gap = _refit(gap.under(best))
     return _prune(gap)
 
 
-def _best(gap: Gap, candidates: Sequence[Intervention]) -> Intervention | None:
+def _joint(gap: Gap, causes: Sequence[Cause], used: set[str]) -> list[tuple[Intervention, ...]]:
+    """Hypotheses that fit a new continuous parameter together with the one already accepted."""
+    out = []
+    for index, old in enumerate(gap.accepted):
+        if CAUSES[old.cause].parameter is None:
+            continue
+        rest = replace(gap, accepted=tuple(i for k, i in enumerate(gap.accepted) if k != index))
+        out += [
+            (*rest.accepted, *fit_pair(rest, CAUSES[old.cause], cause)) for cause in causes if cause.parameter and cause.id not in used
+        ]
+    return out
+
+
+def _best(gap: Gap, candidates: Sequence[tuple[Intervention, ...]]) -> tuple[Intervention, ...] | None:
     if not candidates:
         return None
-    fitted = np.array([CAUSES[candidate.cause].fitted for candidate in candidates])
-    losses = gap.loss(gap.counterfactual.predict([(*gap.accepted, candidate) for candidate in candidates]))
+    fitted = np.array([sum(CAUSES[i.cause].fitted for i in candidate) for candidate in candidates])
+    losses = gap.loss(gap.counterfactual.predict(candidates))
     now = gap.loss(gap.predicted)
     held = gap.keep & ~gap.fit
     share, good = np.zeros(len(candidates)), []
@@ -53,10 +67,8 @@ def _best(gap: Gap, candidates: Sequence[Intervention]) -> Intervention | None:
     if not good:
         return None
     top = max(good, key=lambda k: share[k])
-    best = _by_sequence(losses[top], gap, gap.keep)
-    equal = [
-        k for k in good if share[top] - share[k] < 0.01 or _z(np.sqrt(_by_sequence(losses[k], gap, gap.keep)) - np.sqrt(best)) < 1
-    ]
+    roots = [np.sqrt(_by_sequence(loss, gap, gap.keep)) for loss in losses]
+    equal = [k for k in good if share[top] - share[k] < 0.01 or _z(roots[k] - roots[top]) < 1]
     return candidates[min(equal, key=lambda k: (fitted[k], -share[k]))]
 
 
