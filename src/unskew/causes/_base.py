@@ -179,6 +179,8 @@ class Cause:
     parameter: ClassVar[str | None] = None
     """The one continuous parameter of `intervene`, fitted over `grid`; None where there is none."""
     grid: ClassVar[Sequence[float]] = ()
+    trades_with: ClassVar[frozenset[str]] = frozenset()
+    """Causes whose parameter makes up for a wrong value of this one, so that both are fitted together."""
     fitted: ClassVar[int] = 0
     """Parameters that `propose` fits; of two causes that explain a gap equally well, the one with fewer is named."""
 
@@ -245,11 +247,11 @@ def minimise(loss: Callable[[np.ndarray], np.ndarray], grid: Sequence[float], *,
     return at, least
 
 
-def fit_parameter(gap: Gap, cause: Cause) -> Intervention:
+def fit_parameter(gap: Gap, cause: Cause, *, rounds: int = 3) -> Intervention:
     """The cause's intervention whose parameter minimises the loss on the fit sequences, on top of the accepted ones."""
     assert cause.parameter is not None
     loss = _fit_loss(gap, lambda values: [cause.intervene(**{str(cause.parameter): float(value)}) for value in values])
-    return cause.intervene(**{cause.parameter: minimise(loss, cause.grid)[0]})
+    return cause.intervene(**{cause.parameter: minimise(loss, cause.grid, rounds=rounds)[0]})
 
 
 def fit_pair(gap: Gap, first: Cause, second: Cause) -> tuple[Intervention, Intervention]:
@@ -263,9 +265,9 @@ def fit_pair(gap: Gap, first: Cause, second: Cause) -> tuple[Intervention, Inter
     ]
     losses = _hypotheses_loss(gap, [(*gap.accepted, *pair) for pair in pairs])
     best = pairs[int(np.argmin(losses))]
-    for _ in range(3):
-        a = fit_parameter(replace(gap, accepted=(*gap.accepted, best[1])), first)
-        best = (a, fit_parameter(replace(gap, accepted=(*gap.accepted, a)), second))
+    for _ in range(2):
+        a = fit_parameter(replace(gap, accepted=(*gap.accepted, best[1])), first, rounds=2)
+        best = (a, fit_parameter(replace(gap, accepted=(*gap.accepted, a)), second, rounds=2))
     return best
 
 

@@ -36,6 +36,7 @@ class Temperature(Cause):
     needs_model = True
     fitted = 1
     parameter, grid = "temperature", _TEMPERATURES
+    trades_with = frozenset({"sampling.top-p"})
 
     def intervene(self, **parameters: Parameter) -> Intervention:
         temperature = float(parameters["temperature"])
@@ -119,6 +120,7 @@ class TopP(Cause):
     needs_model = True
     fitted = 1
     parameter, grid = "top_p", _NUCLEI
+    trades_with = frozenset({"sampling.temperature"})
 
     def intervene(self, **parameters: Parameter) -> Intervention:
         top_p = float(parameters["top_p"])

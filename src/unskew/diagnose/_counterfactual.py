@@ -82,8 +82,8 @@ class ModelCounterfactual:
 
     @cached_property
     def affordable(self) -> int:
-        """Tokens that a parameter can be fitted on: those whose logits hold 2^24 numbers, at least 256."""
-        return max(256, (1 << 24) // self._at(()).vocab_size)
+        """Tokens that a parameter can be fitted on: those whose logits hold 2^23 numbers, at least 192."""
+        return max(192, (1 << 23) // self._at(()).vocab_size)
 
     def predict(self, hypotheses: Sequence[Sequence[Intervention]], *, tokens: np.ndarray | None = None) -> np.ndarray:
         """Log-probs each hypothesis would have recorded, float64 (K, N); NaN outside `tokens` where they are given."""

@@ -30,7 +30,7 @@ def search(gap: Gap, at_floor: Callable[[Gap], bool], *, causes: Iterable[Cause]
     while len(gap.accepted) < MOST_CAUSES and not at_floor(gap):
         used = {intervention.cause for intervention in gap.accepted}
         new = [intervention for cause in causes if cause.id not in used for intervention in cause.propose(gap)]
-        best = _best(gap, [(*gap.accepted, intervention) for intervention in new] + _joint(gap, causes, used))
+        best = _best(gap, [(*gap.accepted, intervention) for intervention in new]) or _best(gap, _joint(gap, causes, used))
         if best is None:
             break
         gap = _refit(gap.under(best))
@@ -41,11 +41,11 @@ def _joint(gap: Gap, causes: Sequence[Cause], used: set[str]) -> list[tuple[Inte
     """Hypotheses that fit a new continuous parameter together with the one already accepted."""
     out = []
     for index, old in enumerate(gap.accepted):
-        if CAUSES[old.cause].parameter is None:
-            continue
         rest = replace(gap, accepted=tuple(i for k, i in enumerate(gap.accepted) if k != index))
         out += [
-            (*rest.accepted, *fit_pair(rest, CAUSES[old.cause], cause)) for cause in causes if cause.parameter and cause.id not in used
+            (*rest.accepted, *fit_pair(rest, CAUSES[old.cause], cause))
+            for cause in causes
+            if cause.id not in used and cause.id in CAUSES[old.cause].trades_with
         ]
     return out
 

@@ -1,0 +1,283 @@
+"""Sufficient statistics of a mismatch that merge: over shards, ranks and steps."""
+
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+
+from unskew._errors import UnskewError
+from unskew.measure._psis import tail_size
+
+__all__ = ["MEANS", "TAUS", "TOP", "MismatchState"]
+
+TAUS = (1.01, 1.1, 1.5, 2.0, 5.0, 10.0)
+"""F(τ) = share of tokens with max(ρ, 1/ρ) > τ is counted exactly for these."""
+
+TOP = 1 << 17
+"""Largest log-ratios kept, enough for the PSIS tail of 1.9e9 tokens."""
+
+MEANS = (
+    "d", "abs", "square", "k3", "ratio", "ratio_square", "k3_reverse", "rollout", "old", "calibration", "noise", "scale",
+)  # fmt: skip
+"""Token statistics whose sums are kept, over tokens and, for intervals, squared over clusters."""
+
+_BINS = 1 << 16
+_CHUNK = 1 << 16
+_BIG = 30.0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MismatchState:
+    """Everything that the figures of a mismatch are computed from; a monoid under `merge`.
+
+    Merging shards of whole sequences gives counts, maxima, histogram and largest weights identical to the pooled ones
+    and sums within 1e-12.
+
+    Args:
+        n_tokens, n_sequences, n_clusters: kept tokens, sequences with one, and clusters (groups, else sequences).
+        n_masked, n_nan, n_inf: tokens outside the mask; in it with a NaN or infinite log-ratio, left out of sums.
+        sums: Σ over tokens of each of `MEANS`, float64; tokens with d > 30 enter ratio statistics through `big`.
+        counts: tokens behind each sum (calibration and noise are not known for all).
+        cluster_square, cluster_cross, cluster_size: Σ_c y_c², Σ_c y_c n_c, Σ_c n_c² of each of `MEANS`.
+        cluster_calibration: Σ_c y_c² of the calibration sums, and their number.
+        big: tokens with d > 30 as (number, max d, Σ e^(d − max), Σ d, Σ d e^(d − max)).
+        histogram: int64 counts of d by the upper 16 bits of its float32 (sign, exponent, 7 bits): relative width 1/128.
+        above: int64 counts of |d| > log τ for `TAUS`.
+        max_abs: largest |d|; top: the largest d, descending; top_product: the largest Σ_t d of sequences, descending.
+        product: sequence products as (max S, Σ e^(S − max), Σ e^(2(S − max))).
+        sequence: Σ over sequences of S, S², |S|, G = S/T, G², |G|, perplexity rollout, perplexity old, T; maxima of |S|, |G|.
+    """
+
+    n_tokens: int
+    n_sequences: int
+    n_clusters: int
+    n_masked: int
+    n_nan: int
+    n_inf: int
+    sums: np.ndarray
+    counts: np.ndarray
+    cluster_square: np.ndarray
+    cluster_cross: np.ndarray
+    cluster_size: np.ndarray
+    cluster_calibration: np.ndarray
+    big: np.ndarray
+    histogram: np.ndarray
+    above: np.ndarray
+    max_abs: float
+    top: np.ndarray
+    top_product: np.ndarray
+    product: np.ndarray
+    sequence: np.ndarray
+    sequence_max: np.ndarray
+
+    @classmethod
+    def empty(cls) -> "MismatchState":
+        """The state of nothing."""
+        k = len(MEANS)
+        zero = np.zeros
+        return cls(
+            0, 0, 0, 0, 0, 0, zero(k), zero(k, np.int64), zero(k), zero(k), zero(k), zero(2),
+            np.array([0.0, -np.inf, 0.0, 0.0, 0.0]), zero(_BINS, np.int64), zero(len(TAUS), np.int64), 0.0, zero(0), zero(0),
+            np.array([-np.inf, 0.0, 0.0]), zero(9), zero(2),
+        )  # fmt: skip
+
+    @classmethod
+    def from_packed(
+        cls, rollout_logp: Any, old_logp: Any, *, mask: Any, cu_seqlens: Any, entropy: Any = None, noise_scale: Any = None,
+        group_ids: Any = None,
+    ) -> "MismatchState":  # fmt: skip
+        """State of packed sequences.
+
+        Args:
+            rollout_logp, old_logp: (N,), any float dtype, numpy or CPU torch; nats.
+            mask: (N,), nonzero where a token takes part.
+            cu_seqlens: (B+1,) bounds of the sequences.
+            entropy: (N,) of the distribution that `old_logp` is of; NaN where unknown.
+            noise_scale: (N,) √((1 − p_y)² + Σ_{v≠y} p_v²); NaN where unknown.
+            group_ids: (B,) cluster of each sequence; every cluster must lie in one shard. None: each sequence is one.
+
+        Raises:
+            UnskewError: shapes that do not fit.
+        """
+        rollout, old, keep = (_numpy(values) for values in (rollout_logp, old_logp, mask))
+        cu = _numpy(cu_seqlens).astype(np.int64)
+        n = len(rollout)
+        for name, values in (("old_logp", old), ("mask", keep), ("entropy", entropy), ("noise_scale", noise_scale)):
+            if values is not None and np.shape(values) != (n,):
+                raise UnskewError(f"{name} has shape {np.shape(values)}, rollout_logp ({n},)", exit_code=2)
+        if cu.ndim != 1 or len(cu) < 1 or cu[0] != 0 or cu[-1] != n or (np.diff(cu) < 0).any():
+            raise UnskewError(f"cu_seqlens must rise from 0 to {n}", exit_code=2)
+        more = [None if values is None else _numpy(values) for values in (entropy, noise_scale)]
+        groups = None if group_ids is None else np.unique(_numpy(group_ids), return_inverse=True)[1]
+        tally = _Tally(len(cu) - 1)
+        start = 0
+        while start < len(cu) - 1:
+            stop = max(start + 1, int(np.searchsorted(cu, cu[start] + _CHUNK, side="right")) - 1)
+            part = slice(cu[start], cu[stop])
+            tally.add(rollout[part], old[part], keep[part] != 0, cu[start : stop + 1] - cu[start], start,
+                      *(None if values is None else values[part] for values in more))  # fmt: skip
+            start = stop
+        return tally.state(groups)
+
+    def merge(self, other: "MismatchState") -> "MismatchState":
+        """State of both parts' sequences together."""
+        values = {f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self) if f.name not in _SPECIAL}
+        count = max(tail_size(values["n_tokens"]) + 1, TOP)
+        return MismatchState(
+            **values,
+            big=_merge_big(self.big, other.big),
+            max_abs=max(self.max_abs, other.max_abs),
+            top=_largest(np.concatenate([self.top, other.top]), min(count, TOP)),
+            top_product=_largest(np.concatenate([self.top_product, other.top_product]), TOP),
+            product=_merge_scaled(self.product, other.product),
+            sequence_max=np.maximum(self.sequence_max, other.sequence_max),
+        )
+
+
+_SPECIAL = ("big", "max_abs", "top", "top_product", "product", "sequence_max")
+
+
+class _Tally:
+    """Mutable sums while one call walks its chunks; per-sequence sums are kept until clusters are formed."""
+
+    def __init__(self, n_sequences: int) -> None:
+        k = len(MEANS)
+        self.by_sequence = np.zeros((k, n_sequences))
+        self.n_by_sequence = np.zeros((k, n_sequences))
+        self.big_by_sequence = np.zeros(n_sequences)
+        self.histogram = np.zeros(_BINS, np.int64)
+        self.above = np.zeros(len(TAUS), np.int64)
+        self.n_masked = self.n_nan = self.n_inf = 0
+        self.max_abs = 0.0
+        self.big = np.array([0.0, -np.inf, 0.0, 0.0, 0.0])
+        self.tops: list[np.ndarray] = []
+
+    def add(
+        self, rollout: np.ndarray, old: np.ndarray, mask: np.ndarray, cu: np.ndarray, first: int,
+        entropy: np.ndarray | None, scale: np.ndarray | None,
+    ) -> None:  # fmt: skip
+        with np.errstate(invalid="ignore"):
+            d = old.astype(np.float64) - rollout
+        finite = np.isfinite(d)
+        keep = mask & finite
+        self.n_masked += int(len(mask) - np.count_nonzero(mask))
+        if not finite.all():
+            bad = mask & ~finite
+            nan = np.isnan(rollout) | np.isnan(old)
+            self.n_nan += int((bad & nan).sum())
+            self.n_inf += int((bad & ~nan).sum())
+        whole = bool(keep.all())
+        if not whole:
+            d = np.where(keep, d, 0.0)
+        size = np.abs(d)
+        limit = float(size.max(initial=0.0))
+        self.max_abs = max(self.max_abs, limit)
+        kept = d if whole else d[keep]
+        self.histogram += np.bincount(kept.astype(np.float32).view(np.uint32) >> np.uint32(16), minlength=_BINS)
+        for index, tau in enumerate(TAUS):
+            if limit <= np.log(tau):
+                break
+            self.above[index] += np.count_nonzero(size > np.log(tau))
+        self.tops.append(kept)
+        if sum(map(len, self.tops)) > 4 * TOP:
+            self.tops = [_largest(np.concatenate(self.tops), TOP)]
+        small = d
+        if limit > _BIG and (large := d > _BIG).any():
+            self.big = _merge_big(self.big, _big(d[large]))
+            self.big_by_sequence[first : first + len(cu) - 1] += _segments(large.astype(np.float64), cu)
+            small = np.where(large, 0.0, d)
+        excess = np.expm1(small)
+        square = d * d
+        k3 = np.where(size < 1e-3, square * (0.5 + d / 6), excess - small) if limit > 0 else square
+        k3r = excess * small - (excess - small)
+        terms = [d, size, square, k3, excess, excess * (excess + 2), k3r]
+        rows = slice(first, first + len(cu) - 1)
+        for index, values in enumerate(terms):
+            self.by_sequence[index, rows] = _segments(values, cu)
+        self.by_sequence[7, rows] = _segments(rollout if whole else np.where(keep, rollout, 0.0), cu)
+        self.by_sequence[8, rows] = _segments(old if whole else np.where(keep, old, 0.0), cu)
+        count = np.diff(cu).astype(np.float64) if whole else _segments(keep.astype(np.float64), cu)
+        self.n_by_sequence[:9, rows] = count
+        if entropy is not None:
+            known = keep & np.isfinite(entropy)
+            self.by_sequence[9, rows] = _segments(np.where(known, old + entropy.astype(np.float64), 0.0), cu)
+            self.n_by_sequence[9, rows] = _segments(known.astype(np.float64), cu)
+        if scale is not None:
+            known = keep & np.isfinite(scale)
+            self.by_sequence[10, rows] = _segments(np.where(known, square, 0.0), cu)
+            self.by_sequence[11, rows] = _segments(np.where(known, scale.astype(np.float64) ** 2, 0.0), cu)
+            self.n_by_sequence[10:12, rows] = _segments(known.astype(np.float64), cu)
+
+    def state(self, groups: np.ndarray | None) -> MismatchState:
+        used = self.n_by_sequence[0] > 0
+        y, n = self.by_sequence[:, used], self.n_by_sequence[:, used]
+        total, length = y[0], n[0]
+        yc, nc = y, n
+        if groups is not None and used.any():
+            label = np.unique(groups[used], return_inverse=True)[1]
+            yc = np.stack([np.bincount(label, row) for row in y])
+            nc = np.stack([np.bincount(label, row) for row in n])
+        mean = total / np.maximum(length, 1)
+        with np.errstate(over="ignore"):
+            ppl = [np.exp(-y[index] / np.maximum(length, 1)) for index in (7, 8)]
+        stats = [total, total**2, np.abs(total), mean, mean**2, np.abs(mean), *ppl, length]
+        tops = _largest(np.concatenate(self.tops) if self.tops else np.zeros(0), TOP)
+        return MismatchState(
+            n_tokens=int(length.sum()), n_sequences=int(used.sum()), n_clusters=int(yc.shape[1]), n_masked=self.n_masked,
+            n_nan=self.n_nan, n_inf=self.n_inf, sums=y.sum(axis=1), counts=n.sum(axis=1).astype(np.int64),
+            cluster_square=(yc**2).sum(axis=1), cluster_cross=(yc * nc).sum(axis=1), cluster_size=(nc**2).sum(axis=1),
+            cluster_calibration=np.array([(yc[9] ** 2).sum(), np.count_nonzero(nc[9])], np.float64), big=self.big,
+            histogram=self.histogram, above=self.above, max_abs=self.max_abs, top=tops,
+            top_product=_largest(total, TOP), product=_scaled(total), sequence=np.array([s.sum() for s in stats]),
+            sequence_max=np.array([np.abs(total).max(initial=0.0), np.abs(mean).max(initial=0.0)]),
+        )  # fmt: skip
+
+
+def _numpy(values: Any) -> np.ndarray:
+    if hasattr(values, "detach"):
+        values = values.detach().cpu()
+        values = values.float() if str(values.dtype) == "torch.bfloat16" else values
+    return np.asarray(values)
+
+
+def _segments(values: np.ndarray, cu: np.ndarray) -> np.ndarray:
+    """Sum of each sequence, float64 (B,), without cumulative sums, which lose small terms next to large ones."""
+    out = np.zeros(len(cu) - 1)
+    some = np.flatnonzero(np.diff(cu))
+    if len(some):
+        out[some] = np.add.reduceat(values, cu[:-1][some], dtype=np.float64)
+    return out
+
+
+def _largest(values: np.ndarray, count: int) -> np.ndarray:
+    if len(values) > count:
+        values = np.partition(values, len(values) - count)[len(values) - count :]
+    return np.sort(values)[::-1]
+
+
+def _scaled(total: np.ndarray) -> np.ndarray:
+    if not len(total):
+        return np.array([-np.inf, 0.0, 0.0])
+    weights = np.exp(total - total.max())
+    return np.array([total.max(), weights.sum(), (weights**2).sum()])
+
+
+def _merge_scaled(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    top = max(a[0], b[0])
+    if top == -np.inf:
+        return a
+    fa, fb = np.exp(a[0] - top), np.exp(b[0] - top)
+    return np.array([top, a[1] * fa + b[1] * fb, a[2] * fa**2 + b[2] * fb**2])
+
+
+def _big(d: np.ndarray) -> np.ndarray:
+    weights = np.exp(d - d.max())
+    return np.array([len(d), d.max(), weights.sum(), d.sum(), (d * weights).sum()])
+
+
+def _merge_big(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    if not a[0] or not b[0]:
+        return b if b[0] else a
+    top = max(a[1], b[1])
+    fa, fb = np.exp(a[1] - top), np.exp(b[1] - top)
+    return np.array([a[0] + b[0], top, a[2] * fa + b[2] * fb, a[3] + b[3], a[4] * fa + b[4] * fb])
