@@ -261,7 +261,9 @@ def fit_pair(gap: Gap, first: Cause, second: Cause) -> tuple[Intervention, Inter
     """
     assert first.parameter is not None and second.parameter is not None
     pairs = [
-        (first.intervene(**{first.parameter: a}), second.intervene(**{second.parameter: b})) for a in first.grid for b in second.grid
+        (first.intervene(**{first.parameter: a}), second.intervene(**{second.parameter: b}))
+        for a in first.grid
+        for b in second.grid
     ]
     losses = _hypotheses_loss(gap, [(*gap.accepted, *pair) for pair in pairs])
     best = pairs[int(np.argmin(losses))]

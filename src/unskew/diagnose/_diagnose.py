@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from unskew.causes import CAUSES, CLIP_NATS, Counterfactual, Gap, Intervention, Reading
+from unskew.causes import CAUSES, CLIP_NATS, Gap, Intervention, Reading
 from unskew.diagnose._counterfactual import ModelCounterfactual, RecordCounterfactual
 from unskew.diagnose._floor import ABOVE, FLOORS, SEARCH, SideFloor, dtype_name, logit_noise, side_floor
 from unskew.diagnose._search import search, shapley
@@ -183,8 +183,8 @@ def _find(trace: Trace, scorers: Scorers | None, *, bos_id: int | None, max_toke
     interventions = tuple((side.gap.side, i) for side in sides for i in side.gap.accepted)
     shares, intervals = _shares(sides, trainer - rollout, keep, weight, fit, trace)
     state = MismatchState.from_packed(
-        rollout, trainer, mask=keep, cu_seqlens=trace.cu_seqlens, entropy=entropy, noise_scale=noise_scale, uniform=_uniform(trace)
-    )  # fmt: skip
+        rollout, trainer, mask=keep, cu_seqlens=trace.cu_seqlens, entropy=entropy, noise_scale=noise_scale
+    )
     found = Findings(
         trace=trace, sides=tuple(sides), rollout=rollout, trainer=trainer, keep=keep, noise_scale=noise_scale,
         interventions=interventions, shares=shares, intervals=intervals, readings=(), state=state,
@@ -314,7 +314,7 @@ def _one(values: Sequence[Any]) -> Any:
 
 def _one_temperature(trace: Trace, notes: list[Mapping[str, str]]) -> tuple[Trace, float]:
     """Rows of the most frequent trainer temperature, and that temperature."""
-    sampled = [1.0 if not value else value for value in trace.setting("sampling", "temperature")]
+    sampled = [value or 1.0 for value in trace.setting("sampling", "temperature")]
     declared = [value or other for value, other in zip(trace.setting("trainer", "temperature"), sampled, strict=True)]
     temperature, count = Counter(declared).most_common(1)[0]
     if count < len(trace):

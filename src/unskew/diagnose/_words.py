@@ -9,6 +9,7 @@ from unskew.causes import CAUSES, Cause, Intervention, Reading
 from unskew.causes._settings import snippets
 from unskew.diagnose._floor import ABOVE, FLOORS
 from unskew.diagnose._verdict import CauseFinding, Evidence, Fix, Verdict
+from unskew.measure import compute
 
 if TYPE_CHECKING:
     from unskew.diagnose._diagnose import Findings, SideResult
@@ -232,7 +233,8 @@ def _floor(found: "Findings") -> dict[str, Any]:
 
 
 def _gap(found: "Findings") -> dict[str, Any]:
-    figures = found.state.compute().to_dict()
+    uniform = found.sides[0].gap.uniform.all()
+    figures = compute(found.state, withhold="" if uniform else "rows were selected by reward, length or gap").to_dict()
     return {"logit_noise": _figure(found.gap_noise, "nat", int(found.keep.sum())), **figures}
 
 

@@ -164,7 +164,9 @@ def _weights(state: MismatchState, ratio_excess: float, square_excess: float) ->
     out = {
         "ess_token": Figure(min(ess, 1.0), "share of tokens", n),
         "ess_sequence": Figure(float(first**2 / second / sequences), "share of sequences", sequences),
-        "chi2_sequence": Figure(chi2, "1", sequences, why="" if product.khat < 0.5 else "k̂ ≥ 0.5 or unknown: this estimate fails"),
+        "chi2_sequence": Figure(
+            chi2, "1", sequences, why="" if product.khat < 0.5 else "k̂ ≥ 0.5 or unknown: this estimate fails"
+        ),
     }
     for name, tail, unit in (("token", token, n), ("sequence", product, sequences)):
         why = "" if isfinite(tail.khat) else "too few weights" if np.isnan(tail.khat) else "the tail is constant"
@@ -196,5 +198,3 @@ def _quantile(state: MismatchState, q: float) -> float:
     cell = int(np.searchsorted(np.cumsum(counts), q * counts.sum()))
     edges = (np.array([cell, cell + 1], np.uint32) << np.uint32(16)).view(np.float32)
     return float(min(edges.mean(), state.max_abs)) if np.isfinite(edges).all() else state.max_abs
-
-

@@ -98,7 +98,10 @@ def _measure(pieces: Iterable[Trace], old: str, slices: bool) -> Measurement:
         kept = compute(uniform, withhold=why)
         names = ("mean_ratio", "mean_ratio_z", "kappa", "calibration", "calibration_z")
         overall = Mismatch({**overall.figures, **{name: kept.figures[name] for name in names if name in kept.figures}})
-    figures = {kind: {label: compute(s) for label, s in sorted(have.items(), key=_by_bound) if s.n_tokens} for kind, have in parts.items()}
+    figures = {
+        kind: {label: compute(s) for label, s in sorted(have.items(), key=_by_bound) if s.n_tokens}
+        for kind, have in parts.items()
+    }
     return Measurement(overall, figures, n_rows, n_excluded, counts, tuple(notes), old)
 
 

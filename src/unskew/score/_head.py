@@ -102,19 +102,20 @@ class HeadStates:
                 plain = edits == _NEUTRAL
                 logits = chunk[some] if plain else self._edited(chunk[some], index, edits)
                 chosen = logits.gather(1, ids)
-                ordered = None
+                ordered = rank = None
                 if any(transforms[k].truncates for k in members):
                     ordered = self._order(start, chunk)[some] if plain and self._kept else _sorted(logits)
+                    rank = (logits > chosen).sum(1)
                 for temperature in dict.fromkeys(transforms[k].temperature for k in members):
                     same = [k for k in members if transforms[k].temperature == temperature]
                     full, cumulative = _log_softmax_of(logits, chosen, temperature), None
                     for k in same:
                         value = full
                         if transforms[k].truncates:
-                            assert ordered is not None
+                            assert ordered is not None and rank is not None
                             if cumulative is None:
                                 cumulative = (ordered / temperature).softmax(1).double().cumsum(1)
-                            value = full - _log_kept(transforms[k], ordered, cumulative, chosen)
+                            value = full - _log_kept(transforms[k], ordered, cumulative, rank)
                         out[k, index] = value.cpu().numpy()
         out[:, self._missing] = np.nan
         return out
@@ -238,11 +239,8 @@ def _n_kept(transform: SamplingTransform, ordered: torch.Tensor, cumulative: tor
     return kept
 
 
-def _log_kept(
-    transform: SamplingTransform, ordered: torch.Tensor, cumulative: torch.Tensor, chosen: torch.Tensor
-) -> torch.Tensor:
-    """log of the mass that survives, float64 (n,); +inf where the chosen token does not."""
+def _log_kept(transform: SamplingTransform, ordered: torch.Tensor, cumulative: torch.Tensor, rank: torch.Tensor) -> torch.Tensor:
+    """log of the mass that survives, float64 (n,); +inf where the chosen token, at `rank` from 0, does not."""
     kept = _n_kept(transform, ordered, cumulative)
-    rank = (ordered > chosen).sum(1)
     mass = cumulative.gather(1, kept[:, None] - 1)[:, 0].log()
     return torch.where(rank < kept, mass, torch.inf)
