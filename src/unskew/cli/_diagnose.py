@@ -1,6 +1,7 @@
 """`unskew diagnose`: whether engine and trainer disagree above the noise floor, why, and what to change."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,7 @@ from unskew.cli._output import emit, exit_for, fail_on_option, force_option, jso
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from unskew.diagnose import Verdict
+_SHOWN = ("logit_noise", "mean_abs", "kl_rollout_old_k3", "mean_ratio", "calibration", "ess_sequence")
 
 
 @click.command(
@@ -62,63 +63,66 @@ def command(
     )  # fmt: skip
     if save:
         Path(save).write_text(json.dumps(verdict.to_dict(), indent=1) + "\n")
-    emit(verdict.to_dict(), as_json=as_json, human=lambda console: show_verdict(console, verdict))
+    emit(verdict.to_dict(), as_json=as_json, human=lambda console: show_verdict(console, verdict.to_dict()))
     if verdict.verdict == "inconclusive":
         raise SystemExit(3)
     severities = [cause.severity for cause in verdict.causes]
     exit_for(severities or (["warn"] if verdict.verdict == "mismatch" else []), fail_on)
 
 
-def show_verdict(console: "Console", verdict: "Verdict") -> None:
+def show_verdict(console: "Console", verdict: Mapping[str, Any]) -> None:
     """The verdict for a person: one sentence, the numbers, each cause with its evidence and fix, what is open."""
     from rich.table import Table
 
-    colour = {"clean": "green", "mismatch": "red", "inconclusive": "yellow"}[verdict.verdict]
-    console.print(f"[bold {colour}]{verdict.verdict.upper()}[/]  {plain(verdict.summary)}", highlight=False)
+    word = verdict["verdict"]
+    colour = {"clean": "green", "mismatch": "red", "inconclusive": "yellow"}[word]
+    console.print(f"[bold {colour}]{word.upper()}[/]  {plain(verdict['summary'])}\n")
     table = Table(box=None, pad_edge=False, header_style="dim")
     for header in ("figure", "value", "95 % interval", "unit", "n"):
         table.add_column(header, justify="left" if header in ("figure", "unit") else "right")
-    for name in ("logit_noise", "mean_abs", "kl_rollout_old_k3", "mean_ratio", "ess_sequence"):
-        if name in verdict.gap:
-            table.add_row(name, *_cells(verdict.gap[name]))
-    table.add_row("floor (logit_noise)", *_cells(verdict.floor["logit_noise"]))
+    for name in _SHOWN:
+        if name in verdict["gap"]:
+            table.add_row(name, *_cells(verdict["gap"][name]))
+        if name == "logit_noise":
+            table.add_row("  its floor", *_cells(verdict["floor"]["logit_noise"]))
     console.print(table)
-    for rank, cause in enumerate(verdict.causes, start=1):
-        console.print()
-        share = "" if cause.explained is None else f", explains {cause.explained:.0%} of the {cause.of}"
-        if cause.interval is not None:
-            share += f" [{cause.interval[0]:.0%}, {cause.interval[1]:.0%}]"
-        console.print(f"[bold]{rank}. {cause.id}[/] ({cause.side}, {cause.severity}, {cause.kind}{share})", highlight=False)
-        console.print(f"   {plain(cause.says)}", highlight=False)
-        for evidence in cause.evidence:
-            console.print(f"   · {plain(evidence.says)}", highlight=False)
-            for token in evidence.tokens[:3]:
-                text = f" {plain(repr(token['text']))}" if token["text"] is not None else ""
-                console.print(
-                    f"     row {token['row']} token {token['position']}{text}: rollout {token['rollout_logp']:.4f}, "
-                    f"trainer {token['trainer_logp']:.4f}, d {token['log_ratio']:+.4f}",
-                    style="dim", highlight=False, markup=False,
-                )  # fmt: skip
-        if cause.severity != "info" and cause.fix is not None:
-            console.print(f"   fix: {plain(cause.fix.says)}", highlight=False)
-            console.print(f"   refuted if: {plain(cause.refute)}", highlight=False)
-    console.print(f"\nmatters: {plain(verdict.matters['says'])}", highlight=False)
-    console.print(f"correction: {plain(verdict.correction['says'])}", highlight=False)
-    for item in verdict.unchecked:
-        console.print(
-            f"unchecked: {plain(item['what'])} — {plain(item['why'])}; {plain(item['next'])}", style="dim", highlight=False
-        )
-    console.print(
-        f"{verdict.n_used} sequences used, {verdict.n_excluded} excluded, {verdict.cost['forward_passes']} forward passes, "
-        f"{verdict.cost['seconds']:.1f} s", style="dim", highlight=False,
-    )  # fmt: skip
+    for rank, cause in enumerate(verdict["causes"], start=1):
+        _show_cause(console, rank, cause)
+    console.print(f"\nmatters: {plain(verdict['matters']['says'])}")
+    console.print(f"correction: {plain(verdict['correction']['says'])}")
+    for item in verdict["unchecked"]:
+        console.print(f"unchecked: {plain(item['what'])} — {plain(item['why'])}; {plain(item['next'])}", style="dim")
+    cost = verdict["cost"]
+    spent = f", {cost['forward_passes']} forward passes, {cost['seconds']:.1f} s" if "seconds" in cost else ""
+    console.print(f"{verdict['n_used']} sequences used, {verdict['n_excluded']} excluded{spent}", style="dim")
 
 
-def _cells(figure: dict[str, Any]) -> tuple[str, str, str, str]:
+def _show_cause(console: "Console", rank: int, cause: Mapping[str, Any]) -> None:
+    share = "" if cause["explained"] is None else f", explains {cause['explained']:.0%} of the {cause['of']}"
+    if cause["interval"] is not None:
+        share += f" ({cause['interval'][0]:.0%} to {cause['interval'][1]:.0%})"
+    console.print(f"\n[bold]{rank}. {cause['id']}[/]  {cause['side']} side, {cause['severity']}, {cause['kind']}{share}")
+    console.print(f"   {plain(cause['says'])}")
+    for evidence in cause["evidence"]:
+        console.print(f"   · {plain(evidence['says'])}")
+        for token in evidence["tokens"][:3]:
+            text = f" {plain(repr(token['text']))}" if token["text"] is not None else ""
+            console.print(
+                f"     row {token['row']} token {token['position']}{text}: rollout {token['rollout_logp']:.4f}, "
+                f"trainer {token['trainer_logp']:.4f}, d {token['log_ratio']:+.4f}", style="dim",
+            )  # fmt: skip
+    if cause["severity"] != "info":
+        console.print(f"   fix: {plain(cause['fix']['says'])}")
+        for framework, _, text in cause["fix"]["snippets"]:
+            console.print(f"     {framework}: {plain(' '.join(text.split()) if len(text) < 100 else text)}", style="dim")
+        console.print(f"   refuted if: {plain(cause['refute'])}")
+
+
+def _cells(figure: Mapping[str, Any]) -> tuple[str, str, str, str]:
     value = figure["value"]
     interval = figure.get("interval")
     return (
-        "withheld" if value is None else f"{value:.4g}",
+        f"– ({figure.get('why') or 'undefined'})" if value is None else f"{value:.4g}",
         "" if interval is None else f"[{interval[0]:.3g}, {interval[1]:.3g}]",
         figure.get("unit") or "",
         "" if figure.get("n") is None else str(figure["n"]),

@@ -20,7 +20,13 @@ _SHOWN = (
 
 @click.command(epilog="Exit codes: 0 measured, 1 k3 above --max-k3, 2 usage, 4 unreadable or invalid input.")
 @click.argument("trace", type=click.Path())
-@click.option("--old", default="old_logp", show_default=True, type=click.Choice(["old_logp", "prefill_logp", "logp"]), help="What stands for the trainer.")
+@click.option(
+    "--old",
+    default="old_logp",
+    show_default=True,
+    type=click.Choice(["old_logp", "prefill_logp", "logp"]),
+    help="What stands for the trainer.",
+)
 @click.option("--slices", is_flag=True, help="Also by position, probability, segment, last token and version lag.")
 @click.option("--max-k3", type=float, help="Exit 1 if kl_rollout_old_k3 is above this.")
 @json_option

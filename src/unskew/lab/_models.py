@@ -7,7 +7,7 @@ from typing import Any
 
 from unskew._errors import UnskewError, require
 
-__all__ = ["MODEL_NAMES", "build_model", "build_tokenizer", "chat_text", "model_path"]
+__all__ = ["MODEL_NAMES", "build_model", "build_tokenizer", "chat_text", "model_path", "recorded_path"]
 
 MODEL_NAMES = ("dense", "moe", "dense-old-1", "dense-old-2", "dense-old-3", "adapter")
 
@@ -39,6 +39,16 @@ def model_path(name: str) -> Path:
     if name not in MODEL_NAMES or not path.is_dir():
         raise UnskewError(f"no lab model {name!r}", hint=f"one of {', '.join(MODEL_NAMES)}", exit_code=2)
     return path
+
+
+def recorded_path(name: str = "vllm-dense-bf16-t07-processed.parquet") -> Path:
+    """A trace that vLLM recorded from the dense model with a planted fault, or ("verdict.json") the verdict on it.
+
+    Example:
+        >>> recorded_path().suffix
+        '.parquet'
+    """
+    return Path(str(files("unskew.lab") / "recorded" / name))
 
 
 def chat_text(messages: Iterable[dict[str, str]]) -> str:

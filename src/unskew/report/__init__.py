@@ -1,0 +1,3 @@
+"""Show me: one self-contained page."""
+
+from unskew.report._html import render as render
