@@ -39,7 +39,9 @@ def record(name: str) -> None:
 
     tokenizer = AutoTokenizer.from_pretrained(str(model_path(model)))
     ids = [tokenizer.apply_chat_template(m, add_generation_prompt=True, return_dict=False) for m in prompts(N, seed=2026)]
-    engine = VLLMEngine(str(model_path(model)), dtype=dtype, logprobs_mode=mode, max_model_len=256, prefill=mode == "raw" and temperature == 1.0)
+    engine = VLLMEngine(
+        str(model_path(model)), dtype=dtype, logprobs_mode=mode, max_model_len=256, prefill=mode == "raw" and temperature == 1.0
+    )
     sampling = Sampling(temperature=temperature, top_p=top_p, max_tokens=MAX_TOKENS, logprobs_mode=mode, seed=2026)
     rows = engine.sample(ids, sampling=sampling)
     for k, row in enumerate(rows):
@@ -57,7 +59,9 @@ def score_demo() -> None:
     trace = read(OUT / "dense-bf16-t07-processed.parquet")
     scores = HFScorer.load(model_path("dense")).score(trace)
     trace = trace.with_tokens(old_logp=scores.logp, entropy=scores.entropy, noise_scale=scores.noise_scale)
-    trace = trace.with_rows(trainer=[{"framework": "transformers", "dtype": "float32", "temperature": 1.0, "mode": "eval"}] * len(trace))
+    trace = trace.with_rows(
+        trainer=[{"framework": "transformers", "dtype": "float32", "temperature": 1.0, "mode": "eval"}] * len(trace)
+    )
     DEMO.parent.mkdir(exist_ok=True)
     write(trace, DEMO, force=True)
     verdict = diagnose(read(DEMO), load_scorers(str(model_path("dense"))), bos_id=1)

@@ -208,7 +208,9 @@ def test_r11_left_pad_position_ids(kind):
 def test_r12_bf16_noise_is_clean():
     lm = LM()
     rows = batch(lm, low=True)
-    trace = trace_of(rows, [lm.score(t) for t, _ in rows], source=[{"dtype": "bfloat16"}] * 24, trainer=[{"dtype": "float32"}] * 24)
+    trace = trace_of(
+        rows, [lm.score(t) for t, _ in rows], source=[{"dtype": "bfloat16"}] * 24, trainer=[{"dtype": "float32"}] * 24
+    )
     for models in (scorers(lm), None):
         verdict = diagnose(trace, models)
         assert verdict.verdict == "clean", verdict.summary

@@ -63,10 +63,20 @@ class Intervention:
 class Counterfactual(Protocol):
     """The clean scorer under interventions."""
 
-    trainer_temperature: float
-    scorers: frozenset[str]
-    affordable: int
-    """Tokens that a parameter can be fitted on: a few hundred where the vocabulary is large."""
+    @property
+    def trainer_temperature(self) -> float:
+        """Temperature that the trainer divides its logits by."""
+        ...
+
+    @property
+    def scorers(self) -> frozenset[str]:
+        """Names of the other scorers it can ask."""
+        ...
+
+    @property
+    def affordable(self) -> int:
+        """Tokens that a parameter can be fitted on: a few hundred where the vocabulary is large."""
+        ...
 
     def predict(self, hypotheses: Sequence[Sequence[Intervention]], *, tokens: np.ndarray | None = None) -> np.ndarray:
         """Log-probs each hypothesis would have recorded, float64 (K, N); NaN outside `tokens` where they are given."""

@@ -4,11 +4,11 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from unskew.causes._base import Cause, Gap, Intervention, Parameter
+from unskew.causes._base import Cause, Gap, Intervention, Parameter, Side
 
 __all__ = ["Body", "LogpStorage", "round_to"]
 
-_BOTH = frozenset({"rollout", "trainer"})
+_BOTH: frozenset[Side] = frozenset({"rollout", "trainer"})
 
 
 class Body(Cause):

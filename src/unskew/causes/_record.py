@@ -4,12 +4,12 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from unskew.causes._base import Cause, Gap, Intervention, Parameter, Reading
+from unskew.causes._base import Cause, Gap, Intervention, Parameter, Reading, Side
 from unskew.trace import SEGMENT_PROMPT, Trace
 
 __all__ = ["FilledLogp", "PromptInMask", "Retokenized", "RowOrder", "Shift", "SyntheticEos", "shift"]
 
-_ANY = frozenset({"rollout", "trainer", "record"})
+_ANY: frozenset[Side] = frozenset({"rollout", "trainer", "record"})
 
 
 class Shift(Cause):
@@ -106,7 +106,8 @@ class FilledLogp(Cause):
             )  # fmt: skip
 
     def read(self, trace: Trace) -> Iterable[Reading]:
-        for column, side in (("rollout_logp", "rollout"), ("old_logp", "trainer")):
+        sides: tuple[tuple[str, Side], ...] = (("rollout_logp", "rollout"), ("old_logp", "trainer"))
+        for column, side in sides:
             if not trace.has(column):
                 continue
             values = trace.tokens(column)

@@ -5,14 +5,14 @@ from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
-from unskew.causes._base import Cause, Gap, Intervention, Parameter, Reading, fit_parameter, mean_and_z, minimise
+from unskew.causes._base import Cause, Gap, Intervention, Parameter, Reading, Side, fit_parameter, mean_and_z, minimise
 from unskew.trace import Trace
 
 __all__ = [
     "RepetitionPenalty", "Silent", "Temperature", "TemperatureAfterSoftmax", "TemperatureRaw", "TopK", "TopP",
 ]  # fmt: skip
 
-_BOTH = frozenset({"rollout", "trainer"})
+_BOTH: frozenset[Side] = frozenset({"rollout", "trainer"})
 _TEMPERATURES = tuple(np.geomspace(0.3, 2.5, 13).tolist())
 _NUCLEI = (0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.925, 0.95, 0.97, 0.98, 0.99, 0.999)
 _PENALTIES = (0.8, 0.9, 1.0, 1.1, 1.2, 1.35, 1.5, 1.8, 2.2)

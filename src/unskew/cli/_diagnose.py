@@ -113,8 +113,12 @@ def _show_cause(console: "Console", rank: int, cause: Mapping[str, Any]) -> None
             )  # fmt: skip
     if cause["severity"] != "info":
         console.print(f"   fix: {plain(cause['fix']['says'])}")
-        for framework, _, text in cause["fix"]["snippets"]:
-            console.print(f"     {framework}: {plain(' '.join(text.split()) if len(text) < 100 else text)}", style="dim")
+        frameworks = list(dict.fromkeys(name for name, _, _ in cause["fix"]["snippets"]))
+        if len(frameworks) > 1:
+            console.print(f"   settings known for {', '.join(frameworks)}: give --framework NAME", style="dim")
+        else:
+            for _, _, text in cause["fix"]["snippets"]:
+                console.print(*(f"     {plain(line)}" for line in text.splitlines()), sep="\n", style="dim")
         console.print(f"   refuted if: {plain(cause['refute'])}")
 
 

@@ -44,20 +44,20 @@ def command(
         raise UnskewError(
             f"{trace}: temperatures {sorted(recorded)} are recorded", hint="say which: --temperature T", exit_code=2
         )
-    temperature = temperature if temperature is not None else recorded.pop() if recorded else 1.0
-    scores = HFScorer.load(model, dtype=dtype, adapter=adapter).score(rows, SamplingTransform(temperature=temperature))
+    scale = float(temperature if temperature is not None else recorded.pop() if recorded else 1.0)
+    scores = HFScorer.load(model, dtype=dtype, adapter=adapter).score(rows, SamplingTransform(temperature=scale))
     rows = rows.with_tokens(**{column: scores.logp})
     if column == "old_logp":
         rows = rows.with_tokens(entropy=scores.entropy, noise_scale=scores.noise_scale)
         rows = rows.with_rows(
-            trainer=[{"framework": "unskew score", "dtype": dtype, "temperature": temperature, "mode": "eval"}] * len(rows)
+            trainer=[{"framework": "unskew score", "dtype": dtype, "temperature": scale, "mode": "eval"}] * len(rows)
         )
-    write(rows, out, force=force, provenance={"scored_from": trace, "model": model, "dtype": dtype, "temperature": temperature})
+    write(rows, out, force=force, provenance={"scored_from": trace, "model": model, "dtype": dtype, "temperature": scale})
     result = {
         "schema_version": 1, "path": out, "column": column, "n_rows": len(rows), "n_excluded": int(report.excluded.sum()),
-        "n_tokens": rows.n_tokens, "temperature": temperature,
+        "n_tokens": rows.n_tokens, "temperature": scale,
     }  # fmt: skip
     emit(result, as_json=as_json, human=lambda console: console.print(
-        f"Wrote {out}: {column} of {rows.n_tokens} tokens in {len(rows)} rows at temperature {temperature:g}"
+        f"Wrote {out}: {column} of {rows.n_tokens} tokens in {len(rows)} rows at temperature {scale:g}"
         + (f"; {result['n_excluded']} rows that fail lint were left out" if result["n_excluded"] else "")
     ))  # fmt: skip

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -29,6 +28,7 @@ class RecordCounterfactual:
     scorers: frozenset[str] = frozenset()
     trainer_temperature = 1.0
     affordable = 1 << 20
+    forwards = 0
 
     def __init__(self, trace: Trace, clean: np.ndarray) -> None:
         self._trace, self._clean = trace, clean
@@ -80,7 +80,7 @@ class ModelCounterfactual:
         self.forwards += len(parts)
         return np.concatenate([states.logp([self._transform(())])[0] for states in parts])
 
-    @cached_property
+    @property
     def affordable(self) -> int:
         """Tokens that a parameter can be fitted on: those whose logits hold 2^23 numbers, at least 192."""
         return max(192, (1 << 23) // self._at(()).vocab_size)
@@ -117,7 +117,7 @@ class ModelCounterfactual:
         return self._states[key]
 
     def _toggle_bos(self, prompt: np.ndarray) -> np.ndarray:
-        if not len(prompt):
+        if not len(prompt) or self._bos_id is None:
             return prompt
         if len(prompt) > 1 and prompt[0] == self._bos_id:
             return prompt[1:]

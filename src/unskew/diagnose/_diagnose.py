@@ -144,54 +144,69 @@ def _find(trace: Trace, scorers: Scorers | None, *, bos_id: int | None, max_toke
     trace, temperature = _one_temperature(trace, notes)
     n_usable = len(trace)
     trace = _plan(trace, max_tokens)
-
-    rollout = trace.tokens("rollout_logp").astype(np.float64)
-    old = trace.tokens("old_logp").astype(np.float64) if trace.has("old_logp") else None
-    entropy = trace.tokens("entropy").astype(np.float64) if trace.has("entropy") else None
-    if scorers:
-        counterfactual = ModelCounterfactual(trace, scorers, bos_id=bos_id, trainer_temperature=temperature)
-        scores = counterfactual.scores()
-        clean, noise_scale, entropy = scores.logp, scores.noise_scale, scores.entropy
-        noise = _DtypeNoise(counterfactual, clean, noise_scale, trace)
-        pairs = [("rollout", rollout, clean)] + ([("trainer", old, clean)] if old is not None else [])
-        trainer = clean if old is None else old
-    else:
-        counterfactual = RecordCounterfactual(trace, old)
-        scale = trace.tokens("noise_scale") if trace.has("noise_scale") else -np.expm1(np.minimum(old, 0.0)) * 1.2
-        noise_scale, trainer, noise = np.asarray(scale, np.float64), old, _DtypeNoise(None, old, scale, trace)
-        pairs = [("record", rollout, old)]
-    keep = trace.mask & np.isfinite(rollout) & np.isfinite(trainer)
-    if scorers:
-        keep &= np.isfinite(clean)
-    weight = 1.0 / (noise_scale**2 + 0.05**2)
+    streams = _with_model(trace, scorers, bos_id, temperature) if scorers else _record_alone(trace)
+    rollout, trainer, clean = streams.rollout, streams.trainer, streams.clean
+    keep = trace.mask & np.isfinite(rollout) & np.isfinite(trainer) & np.isfinite(clean)
     fit = (trace.row_of_token % 2 == 0) if len(trace) > 3 else np.ones(trace.n_tokens, bool)
-    uniform = _uniform(trace)[trace.row_of_token]
-
-    def gap_of(side: str, recorded: np.ndarray, against: np.ndarray) -> Gap:
-        return Gap(
-            trace=trace, side=side, recorded=recorded, clean=against, keep=keep, weight=weight, fit=fit,
-            counterfactual=counterfactual, accepted=(), predicted=against, entropy=entropy, uniform=uniform, floor=0.0,
-        )  # fmt: skip
-
-    if scorers:
-        sides = [_side(gap_of(*pair), noise, noise_scale, sign=1 if pair[0] == "rollout" else -1) for pair in pairs]
-    else:
-        sides = [_side(gap_of(*pairs[0]), noise, noise_scale, sign=1)]
-        if not sides[0].at_floor:
-            back = replace(gap_of("record", old, rollout), counterfactual=RecordCounterfactual(trace, rollout))
-            sides = [min(sides[0], _side(back, noise, noise_scale, sign=-1), key=lambda side: side.left)]
-    interventions = tuple((side.gap.side, i) for side in sides for i in side.gap.accepted)
-    shares, intervals = _shares(sides, trainer - rollout, keep, weight, fit, trace)
-    state = MismatchState.from_packed(
-        rollout, trainer, mask=keep, cu_seqlens=trace.cu_seqlens, entropy=entropy, noise_scale=noise_scale
-    )
+    # Rounding noise grows as the noise scale, down to a twentieth of a nat's worth where a token is certain.
+    gap = Gap(
+        trace=trace, side="rollout" if scorers else "record", recorded=rollout, clean=clean, keep=keep,
+        weight=1.0 / (streams.noise_scale**2 + 0.05**2), fit=fit, counterfactual=streams.counterfactual, accepted=(), predicted=clean,
+        entropy=streams.entropy, uniform=_uniform(trace)[trace.row_of_token], floor=0.0,
+    )  # fmt: skip
+    sides = [_side(gap, streams, sign=1)]
+    if scorers and trace.has("old_logp"):
+        sides.append(_side(replace(gap, side="trainer", recorded=trainer), streams, sign=-1))
+    elif not scorers and not sides[0].at_floor:
+        back = replace(
+            gap, recorded=trainer, clean=rollout, predicted=rollout, counterfactual=RecordCounterfactual(trace, rollout)
+        )
+        sides = [min(sides[0], _side(back, streams, sign=-1), key=lambda side: side.left)]
+    shares, intervals = _shares(sides, trainer - rollout, gap)
     found = Findings(
-        trace=trace, sides=tuple(sides), rollout=rollout, trainer=trainer, keep=keep, noise_scale=noise_scale,
-        interventions=interventions, shares=shares, intervals=intervals, readings=(), state=state,
-        notes=tuple(notes), with_model=bool(scorers), n_excluded=total - n_usable,
-        cost={"forward_passes": counterfactual.forwards if scorers else 0, "tokens": trace.n_tokens},
+        trace=trace, sides=tuple(sides), rollout=rollout, trainer=trainer, keep=keep, noise_scale=streams.noise_scale,
+        interventions=tuple((side.gap.side, i) for side in sides for i in side.gap.accepted), shares=shares, intervals=intervals,
+        readings=(), notes=tuple(notes), with_model=bool(scorers), n_excluded=total - n_usable,
+        state=MismatchState.from_packed(
+            rollout, trainer, mask=keep, cu_seqlens=trace.cu_seqlens, entropy=streams.entropy, noise_scale=streams.noise_scale
+        ),
+        cost={"forward_passes": streams.counterfactual.forwards, "tokens": trace.n_tokens},
     )  # fmt: skip
     return replace(found, readings=tuple(_keep_readings(found, readings)))
+
+
+@dataclass(frozen=True, eq=False)
+class _Streams:
+    """What the sides are compared by: all float64 (N,)."""
+
+    rollout: np.ndarray
+    trainer: np.ndarray
+    clean: np.ndarray
+    entropy: np.ndarray | None
+    noise_scale: np.ndarray
+    counterfactual: ModelCounterfactual | RecordCounterfactual
+    noise: "_MeasuredNoise | _TableNoise"
+
+
+def _with_model(trace: Trace, scorers: Scorers, bos_id: int | None, temperature: float) -> _Streams:
+    counterfactual = ModelCounterfactual(trace, scorers, bos_id=bos_id, trainer_temperature=temperature)
+    scores = counterfactual.scores()
+    trainer = _column(trace, "old_logp") if trace.has("old_logp") else scores.logp
+    noise = _MeasuredNoise(counterfactual, scores.logp, scores.noise_scale, trace)
+    return _Streams(
+        _column(trace, "rollout_logp"), trainer, scores.logp, scores.entropy, scores.noise_scale, counterfactual, noise
+    )
+
+
+def _record_alone(trace: Trace) -> _Streams:
+    old = _column(trace, "old_logp")
+    scale = _column(trace, "noise_scale") if trace.has("noise_scale") else -np.expm1(np.minimum(old, 0.0)) * 1.2
+    entropy = _column(trace, "entropy") if trace.has("entropy") else None
+    return _Streams(_column(trace, "rollout_logp"), old, old, entropy, scale, RecordCounterfactual(trace, old), _TableNoise())
+
+
+def _column(trace: Trace, name: str) -> np.ndarray:
+    return trace.tokens(name).astype(np.float64)
 
 
 def _keep_readings(found: Findings, readings: Sequence[Reading]) -> list[Reading]:
@@ -209,76 +224,78 @@ def _keep_readings(found: Findings, readings: Sequence[Reading]) -> list[Reading
     return kept
 
 
-def _side(gap: Gap, noise: "_DtypeNoise", noise_scale: np.ndarray, *, sign: int) -> SideResult:
-    group = {"rollout": ("source",), "trainer": ("trainer",), "record": ("source", "trainer")}[gap.side]
-    declared = [_one(gap.trace.setting(name, "dtype")) for name in group]
-    use = gap.keep
+def _side(gap: Gap, streams: _Streams, *, sign: int) -> SideResult:
+    groups = {"rollout": ("source",), "trainer": ("trainer",), "record": ("source", "trainer")}[gap.side]
+    declared = [_one(gap.trace.setting(name, "dtype")) for name in groups]
+    use, scale, noise = gap.keep, streams.noise_scale, streams.noise
 
     def left(gap: Gap) -> float:
-        residual = np.clip(gap.residual, -50, 50)
-        return logit_noise(residual[use], noise_scale[use])
+        return logit_noise(np.clip(gap.residual, -50, 50)[use], scale[use])
 
     known = [dtype_name(dtype) for dtype in declared]
     limit = SEARCH * sum(noise.of(dtype or "float32") for dtype in known)
     before = left(gap)
     gap = search(gap, lambda gap: not left(gap) > limit)
     after = left(gap)
-    floors = [side_floor(dtype, noise.measured(after, known), after) for dtype in declared]
-    floor = max(floors, key=lambda floor: floor.sigma)
-    if len(floors) > 1:
-        floor = replace(floor, sigma=sum(f.sigma for f in floors))
-    significant = use & (noise_scale > 0.05)
-    ratio = gap.residual[significant] / noise_scale[significant]
+    measured = noise.measured(after, known)
+    floors = [side_floor(dtype, measured, after) for dtype in declared]
+    floor = replace(max(floors, key=lambda floor: floor.sigma), sigma=sum(floor.sigma for floor in floors))
+    significant = use & (scale > 0.05)
+    ratio = gap.residual[significant] / scale[significant]
     tail = float(np.median(np.abs(ratio)) * 1.4826) if len(ratio) else float("nan")
-    return SideResult(gap, sign, floor, before, after, tail, noise.measured(after, known))
+    return SideResult(gap, sign, floor, before, after, tail, measured)
 
 
-class _DtypeNoise:
-    """Logit noise of this model in each dtype, run when first asked; the table where there is no model."""
+class _TableNoise:
+    """Logit noise of each dtype where there is no model: the table."""
 
-    def __init__(
-        self, counterfactual: ModelCounterfactual | None, clean: np.ndarray, noise_scale: np.ndarray, trace: Trace
-    ) -> None:
+    def of(self, dtype: str) -> float:
+        return FLOORS[dtype]
+
+    def measured(self, observed: float, declared: Sequence[str | None]) -> dict[str, float]:
+        return {}
+
+
+class _MeasuredNoise:
+    """Logit noise of this model in each dtype, run when first asked."""
+
+    def __init__(self, counterfactual: ModelCounterfactual, clean: np.ndarray, noise_scale: np.ndarray, trace: Trace) -> None:
         self._counterfactual, self._clean, self._scale, self._trace = counterfactual, clean, noise_scale, trace
         self._known: dict[str, float] = {}
 
     def of(self, dtype: str) -> float:
-        if self._counterfactual is None:
-            return FLOORS[dtype]
         if dtype not in self._known:
-            self._known[dtype] = self._measure(dtype)
+            self._known[dtype] = max(FLOORS["float32"], self._alone() if dtype == "float32" else self._in(dtype))
         return self._known[dtype]
 
     def measured(self, observed: float, declared: Sequence[str | None]) -> dict[str, float]:
-        """σ̂ of the dtypes that matter for this observation: the declared ones, and the others if it is above fp32's."""
-        if self._counterfactual is None:
-            return {}
+        """σ̂ of the dtypes that matter for this observation: the declared ones, and all where it is above theirs."""
         names = {"float32", *(d for d in declared if d)}
         if observed > ABOVE * sum(self.of(name) for name in names):
             names |= set(FLOORS)
         return {name: self.of(name) for name in names}
 
-    def _measure(self, dtype: str) -> float:
-        use = self._trace.mask & np.isfinite(self._clean)
-        if dtype == "float32":
-            rows = np.linspace(0, len(self._trace) - 1, min(len(self._trace), 6)).astype(int)
-            rows = np.unique(rows)
-            alone = self._counterfactual.alone(rows.tolist())
-            tokens = np.concatenate([np.arange(*self._trace.cu_seqlens[row : row + 2]) for row in rows])
-            gap = (alone - self._clean[tokens])[use[tokens]]
-            return max(FLOORS["float32"], logit_noise(gap, self._scale[tokens][use[tokens]]))
+    def _alone(self) -> float:
+        """fp32 against itself in another batch shape: up to six sequences scored one at a time."""
+        rows = np.unique(np.linspace(0, len(self._trace) - 1, min(len(self._trace), 6)).astype(int))
+        tokens = np.concatenate([np.arange(*self._trace.cu_seqlens[row : row + 2]) for row in rows])
+        gap = self._counterfactual.alone(rows.tolist()) - self._clean[tokens]
+        use = self._trace.mask[tokens] & np.isfinite(gap)
+        return logit_noise(gap[use], self._scale[tokens][use])
+
+    def _in(self, dtype: str) -> float:
         gap = self._counterfactual.scores(dtype).logp - self._clean
-        return max(logit_noise(gap[use], self._scale[use]), FLOORS["float32"])
+        use = self._trace.mask & np.isfinite(gap)
+        return logit_noise(gap[use], self._scale[use])
 
 
-def _shares(
-    sides: Sequence[SideResult], gap: np.ndarray, keep: np.ndarray, weight: np.ndarray, fit: np.ndarray, trace: Trace
-) -> tuple[np.ndarray, np.ndarray]:
+def _shares(sides: Sequence[SideResult], d: np.ndarray, gap: Gap) -> tuple[np.ndarray, np.ndarray]:
     """Shapley share of each accepted intervention in the held-out, noise-weighted d², with a 95 % interval (K, 2)."""
     owners = [(s, i) for s, side in enumerate(sides) for i in range(len(side.gap.accepted))]
     if not owners:
         return np.zeros(0), np.zeros((0, 2))
-    use = keep & (~fit if not fit.all() else fit)
+    use = gap.keep & (~gap.fit if not gap.fit.all() else gap.fit)
+    trace, weight = gap.trace, gap.weight
     moves: list[dict[frozenset[int], np.ndarray]] = []
     for side in sides:
         subsets = list(
@@ -288,7 +305,7 @@ def _shares(
         moves.append({frozenset(c): side.sign * (p - side.gap.clean) for c, p in zip(subsets, predicted, strict=True)})
 
     def losses(coalition: frozenset[int]) -> np.ndarray:
-        left = gap.copy()
+        left = d
         for s, move in enumerate(moves):
             left = left + move[frozenset(owners[k][1] for k in coalition if owners[k][0] == s)]
         clipped = np.where(np.isnan(left), 0.0, np.minimum(np.abs(left), CLIP_NATS))

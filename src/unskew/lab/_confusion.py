@@ -111,7 +111,8 @@ def name_cause(trace: Trace, model: str) -> Verdict:
     """Diagnose a lab trace with its model, the dense one with its older snapshots."""
     older = [str(model_path(f"dense-old-{k}")) for k in (1, 2, 3)] if model == "dense" else []
     scorers = load_scorers(str(model_path(model)), older=older)
-    return diagnose(trace, scorers, bos_id=scorer(model).tokenizer.bos_token_id)
+    tokenizer = scorer(model).tokenizer
+    return diagnose(trace, scorers, bos_id=tokenizer.bos_token_id, decode=lambda token: tokenizer.decode([token]))
 
 
 def _effect(trace: Trace, model: str) -> float:

@@ -194,7 +194,9 @@ def _low_precision_router(model: torch.nn.Module, mantissa_bits: int) -> Iterato
         router: torch.nn.Module, inputs: tuple[torch.Tensor], output: tuple[torch.Tensor, ...]
     ) -> tuple[torch.Tensor, ...]:
         logits = output[0]
-        low = torch.nn.functional.linear(_round(inputs[0].reshape(-1, inputs[0].shape[-1]), mantissa_bits), router.weight)
+        low = torch.nn.functional.linear(
+            _round(inputs[0].reshape(-1, inputs[0].shape[-1]), mantissa_bits), router.get_parameter("weight")
+        )
         chosen = low.topk(output[2].shape[-1], dim=-1).indices
         gates = logits.float().softmax(-1).gather(-1, chosen)
         return logits, (gates / gates.sum(-1, keepdim=True)).to(output[1].dtype), chosen

@@ -1,9 +1,8 @@
 """How an engine is asked to sample."""
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, Protocol
-
-from collections.abc import Sequence
 
 __all__ = ["Engine", "Sampling"]
 
