@@ -1,4 +1,3 @@
-# ruff: noqa: E501
 import json
 from pathlib import Path
 

@@ -29,8 +29,8 @@ Parameter = float | int | str
 
 _UNSURE = 1.0 / (0.05**2 + 0.05**2)
 
-CLIP_NATS = 2.0
-"""A token's gap counts at most this many nats in a loss, so that one impossible token cannot decide a verdict."""
+CLIP_NATS = 0.5
+"""A token's gap counts at most this many nats in a loss: rounding moves a few tokens out of a truncated support."""
 
 
 @dataclass(frozen=True, slots=True)

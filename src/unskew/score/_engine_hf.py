@@ -77,7 +77,7 @@ class HFEngine:
                 output_logits=True,
                 output_scores=True,
                 return_dict_in_generate=True,
-            ),  # fmt: skip
+            ),
         )
         sampled = output.sequences[:, longest:].cpu()
         steps = output.scores if sampling.logprobs_mode == "processed" else output.logits
