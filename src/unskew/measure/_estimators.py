@@ -40,7 +40,7 @@ def k3(d: Any) -> Any:
     """
     xp = array_namespace(d)
     near = xp.where(xp.abs(d) < _SERIES, d, 0 * d)
-    series = near * near / 2 * (1 + near / 3 * (1 + near / 4 * (1 + near / 5 * (1 + near / 6))))
+    series = near * near / 2 * (1 + near / 3 * (1 + near / 4 * (1 + near / 5 * (1 + near / 6 * (1 + near / 7)))))
     return xp.where(xp.abs(d) < _SERIES, series, xp.expm1(d) - d)
 
 

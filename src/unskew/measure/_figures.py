@@ -62,7 +62,7 @@ def compute(state: MismatchState, *, withhold: str = "") -> Mismatch:
     ratio_excess = _with_big(state, mean["ratio"][0] * n, power=1) / n
     square_excess = _with_big(state, mean["ratio_square"][0] * n, power=2) / n
     k3 = mean["k3"][0] + (_big_sum(state, 1) - state.big[0] - state.big[3]) / n
-    k3_reverse = mean["k3_reverse"][0] + (_big_ratio_d(state) - _big_sum(state, 1) + state.big[0]) / n
+    k3_reverse = mean["k3_reverse"][0] + _big_reverse(state) / n
     out: dict[str, Figure] = {
         "n_tokens": Figure(n, "tokens", n), "n_sequences": Figure(sequences, "sequences", sequences),
         "n_nan": Figure(state.n_nan, "tokens", n), "n_inf": Figure(state.n_inf, "tokens", n),
@@ -112,8 +112,9 @@ def _big_sum(state: MismatchState, power: int) -> float:
     return float(sum(_exp(2 * d) for d in tail))
 
 
-def _big_ratio_d(state: MismatchState) -> float:
-    return _exp(state.big[1]) * float(state.big[4]) if state.big[0] else 0.0
+def _big_reverse(state: MismatchState) -> float:
+    """Σ ρ d − (ρ − 1) over the tokens with d > 30."""
+    return _exp(state.big[1]) * float(state.big[4] - state.big[2]) + float(state.big[0]) if state.big[0] else 0.0
 
 
 def _with_big(state: MismatchState, small: float, *, power: int) -> float:

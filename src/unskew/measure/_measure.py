@@ -10,7 +10,7 @@ import numpy as np
 from unskew._errors import UnskewError
 from unskew.measure._figures import Mismatch, compute
 from unskew.measure._state import MismatchState
-from unskew.trace import Trace, iter_read, usable
+from unskew.trace import Trace, iter_read, lint
 
 __all__ = ["Measurement", "measure", "measure_path", "slices_of"]
 
@@ -73,11 +73,14 @@ def _measure(pieces: Iterable[Trace], old: str, slices: bool) -> Measurement:
     counts: dict[str, int] = {}
     selected = False
     for piece in pieces:
-        piece, report = usable(piece)
+        report = lint(piece)
         n_rows += len(report.excluded)
         n_excluded += int(report.excluded.sum())
         for code, count in report.counts.items():
             counts[code] = counts.get(code, 0) + count
+        piece = piece.select(~report.excluded) if report.excluded.any() else piece
+        if not len(piece):
+            continue
         if not piece.has(old):
             raise UnskewError(
                 f"{piece.path}: no {old}, so there is nothing to compare rollout_logp with",
@@ -87,10 +90,15 @@ def _measure(pieces: Iterable[Trace], old: str, slices: bool) -> Measurement:
         total = total.merge(state)
         fair = _uniform(piece)
         selected |= not fair.all()
-        uniform = uniform.merge(state if fair.all() else _state(piece.select(fair), old, piece.select(fair).mask))
+        if fair.all():
+            uniform = uniform.merge(state)
+        elif fair.any():
+            uniform = uniform.merge(_state(piece.select(fair), old, piece.select(fair).mask))
         for kind, label, where in slices_of(piece) if slices else ():
             have = parts.setdefault(kind, {})
             have[label] = have.get(label, MismatchState.empty()).merge(_state(piece, old, piece.mask & where))
+    if n_excluded == n_rows:
+        raise UnskewError(f"none of {n_rows} rows is usable", hint="run `unskew lint` for every row and reason")
     notes, overall = [], compute(total)
     if selected:
         notes.append("mean_ratio, kappa and calibration are over the rows kept without looking at reward or gap")

@@ -75,8 +75,7 @@ def _gpd_shape(x: np.ndarray) -> float:
     b = b / (3 * quartile) + 1 / x[-1] if quartile > 0 else b / (3 * x[x > 0][0]) + 1 / x[-1]
     k = np.log1p(-b[:, None] * x).mean(axis=1)
     profile = n * (np.log(-b / k) - k - 1)
-    weight = 1 / np.exp(profile - profile[:, None]).sum(axis=1)
-    keep = weight >= 10 * np.finfo(float).eps
-    weight, b = weight[keep] / weight[keep].sum(), b[keep]
+    weight = np.exp(profile - profile.max())
+    weight /= weight.sum()
     shape = float(np.log1p(-float((b * weight).sum()) * x).mean())
     return (n * shape + 10 * 0.5) / (n + 10)

@@ -58,7 +58,7 @@ def _numbers(measurement: Mapping[str, Any] | None, verdict: Mapping[str, Any] |
         figure = figures.get(name)
         if figure is not None:
             floor = verdict["floor"]["logit_noise"]["value"] if verdict and name == "logit_noise" else None
-            out.append({"label": label, "name": name, "floor": floor, **figure})
+            out.append({"label": label, "name": name, "floor": floor, "why": "", **figure})
     return out
 
 

@@ -119,4 +119,6 @@ class TRLRecorder:
         for sampled, logp in self._sampled:
             if sampled[: len(tokens)] == tuple(tokens):
                 return logp[: len(tokens)]
-        raise UnskewError(f"completion {k} was not sampled by the recorded generate call", hint="record without a custom rollout_func")
+        raise UnskewError(
+            f"completion {k} was not sampled by the recorded generate call", hint="record without a custom rollout_func"
+        )
