@@ -204,14 +204,14 @@ def _summary(found: "Findings", verdict: str, top: list[CauseFinding], unknown: 
     ratio = found.gap_noise / found.floor_noise
     size = f"σ̂ = {found.gap_noise:.2g} nat, {ratio:.1f} times the floor of {found.floor_noise:.2g}, {n} tokens"
     if verdict == "inconclusive":
-        return f"Inconclusive: {n} tokens are too few for a verdict ({size})."
+        return f"{n} tokens are too few for a verdict ({size})."
     if verdict == "clean":
-        return f"Clean: engine and trainer agree within their noise floor ({size})."
+        return f"Engine and trainer agree within their noise floor ({size})."
     names = " and ".join(f"{c.id}{_parameters(c)} on the {c.side} side" for c in top[:3])
     if not names:
-        return f"Mismatch of unknown cause: the gap is above its floor and no cause reproduces it ({size})."
+        return f"Unknown cause: the gap is above its floor and no cause that could be tested reproduces it ({size})."
     rest = "; part of the gap is unexplained" if unknown else ""
-    return f"Mismatch: {names}{rest} ({size})."
+    return f"{names}{rest} ({size})."
 
 
 def _parameters(cause: CauseFinding) -> str:

@@ -113,4 +113,4 @@ def _facts(trace: Trace) -> list[tuple[str, str]]:
 def _number(value: float | None) -> str:
     if value is None:
         return "–"
-    return f"{value:.3g}" if isinstance(value, float) else str(value)
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
