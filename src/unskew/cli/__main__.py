@@ -1,0 +1,5 @@
+"""`python -m unskew.cli`."""
+
+from unskew.cli import main
+
+main()
