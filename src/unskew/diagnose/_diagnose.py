@@ -129,7 +129,8 @@ def override(trace: Trace, facts: Mapping[str, Any]) -> Trace:
 
 def _find(trace: Trace, scorers: Scorers | None, *, bos_id: int | None, max_tokens: int) -> Findings:
     total = len(trace)
-    trace = trace.select(~lint(trace).malformed)
+    malformed = lint(trace).malformed
+    trace = usable(trace)[0] if malformed.all() else trace.select(~malformed)
     readings = [reading for cause in CAUSES.values() for reading in cause.read(trace)]
     dropped = np.zeros(trace.n_tokens, bool)
     for reading in readings:

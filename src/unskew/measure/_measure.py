@@ -71,9 +71,10 @@ def _measure(pieces: Iterable[Trace], old: str, slices: bool) -> Measurement:
     parts: dict[str, dict[str, MismatchState]] = {}
     n_rows = n_excluded = 0
     counts: dict[str, int] = {}
-    selected = False
+    selected, first = False, None
     for piece in pieces:
         report = lint(piece)
+        first = first or next((f for f in report.findings if f.severity == "error"), None)
         n_rows += len(report.excluded)
         n_excluded += int(report.excluded.sum())
         for code, count in report.counts.items():
@@ -98,7 +99,8 @@ def _measure(pieces: Iterable[Trace], old: str, slices: bool) -> Measurement:
             have = parts.setdefault(kind, {})
             have[label] = have.get(label, MismatchState.empty()).merge(_state(piece, old, piece.mask & where))
     if n_excluded == n_rows:
-        raise UnskewError(f"none of {n_rows} rows is usable", hint="run `unskew lint` for every row and reason")
+        why = f": row {first.row} {first.column}: {first.says}" if first else ""
+        raise UnskewError(f"none of {n_rows} rows is usable{why}", hint="run `unskew lint` for every row and reason")
     notes, overall = [], compute(total)
     if selected:
         notes.append("mean_ratio, kappa and calibration are over the rows kept without looking at reward or gap")
