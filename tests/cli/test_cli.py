@@ -40,7 +40,9 @@ sys.exit(f"imported {{bad}}" if bad else 0)
     assert "unskew demo" in done.stdout
 
 
-@pytest.mark.parametrize("command", ["record", "score", "lint", "import", "measure", "diagnose", "report", "demo", "explain", "doctor", "lab"])
+@pytest.mark.parametrize(
+    "command", ["record", "score", "lint", "import", "measure", "diagnose", "report", "demo", "explain", "doctor", "lab"]
+)
 def test_every_command_has_help(command):
     done = run(command, "--help")
     assert done.returncode == 0
@@ -139,7 +141,13 @@ def test_an_interrupt_is_130():
 
 
 def row(**more):
-    base = {"id": "a", "prompt_ids": [1, 2], "response_ids": [5, 6, 7], "rollout_logp": [-0.5, -1.0, -0.1], "old_logp": [-0.5, -1.1, -0.1]}
+    base = {
+        "id": "a",
+        "prompt_ids": [1, 2],
+        "response_ids": [5, 6, 7],
+        "rollout_logp": [-0.5, -1.0, -0.1],
+        "old_logp": [-0.5, -1.1, -0.1],
+    }
     return {**base, **more}
 
 

@@ -87,7 +87,14 @@ def test_large_traces_stay_small():
     rows = []
     for k in range(2000):
         logp = -rng.exponential(1, 50)
-        rows.append({"id": str(k), "response_ids": [1] * 50, "rollout_logp": logp.tolist(), "old_logp": np.minimum(logp + rng.normal(0, 0.1, 50), 0).tolist()})
+        rows.append(
+            {
+                "id": str(k),
+                "response_ids": [1] * 50,
+                "rollout_logp": logp.tolist(),
+                "old_logp": np.minimum(logp + rng.normal(0, 0.1, 50), 0).tolist(),
+            }
+        )
     trace = Trace.from_rows(rows)
     assert len(render(trace, measure(trace).to_dict(), None, title="large").encode()) < 1_000_000
 

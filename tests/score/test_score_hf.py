@@ -17,7 +17,9 @@ def model_of(kind):
     config = {
         "llama": lambda: transformers.LlamaConfig(**SMALL),
         "qwen3": lambda: transformers.Qwen3Config(**SMALL, head_dim=8, tie_word_embeddings=True),
-        "qwen3-moe": lambda: transformers.Qwen3MoeConfig(**SMALL, head_dim=8, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16),
+        "qwen3-moe": lambda: transformers.Qwen3MoeConfig(
+            **SMALL, head_dim=8, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16
+        ),
         "mixtral": lambda: transformers.MixtralConfig(**SMALL, num_local_experts=4),
         "gemma2": lambda: transformers.Gemma2Config(**SMALL, head_dim=8, final_logit_softcapping=5.0, query_pre_attn_scalar=8),
         "granite": lambda: transformers.GraniteConfig(**SMALL, logits_scaling=3.0),
@@ -32,7 +34,9 @@ def model_of(kind):
 
 def rows(seed=0, n=5):
     rng = np.random.default_rng(seed)
-    return [rng.integers(0, 97, rng.integers(1, 9)) for _ in range(n)], [rng.integers(0, 97, rng.integers(1, 20)) for _ in range(n)]
+    return [rng.integers(0, 97, rng.integers(1, 9)) for _ in range(n)], [
+        rng.integers(0, 97, rng.integers(1, 20)) for _ in range(n)
+    ]
 
 
 def plain(model, prompt, response):
@@ -146,7 +150,7 @@ def test_an_id_outside_the_vocabulary_is_named():
 
 
 def test_what_is_not_a_checkpoint_is_said(tmp_path):
-    with pytest.raises(UnskewError, match="no config.json"):
+    with pytest.raises(UnskewError, match=r"no config\.json"):
         HFScorer.load(tmp_path)
     with pytest.raises(UnskewError, match="no such checkpoint"):
         HFScorer.load(tmp_path / "absent")

@@ -41,7 +41,7 @@ def usable(trace: Trace, *, vocab_size: int | None = None) -> tuple[Trace, LintR
     """
     report = lint(trace, vocab_size=vocab_size)
     if report.excluded.all():
-        first = next((f"; row {f.row}: {f.says}" for f in report.findings if f.severity == "error"), "")
+        first = next((f"; row {f.row} {f.column}: {f.says}" for f in report.findings if f.severity == "error"), "")
         raise UnskewError(
             f"{trace.path}: none of {len(trace)} rows is usable{first}",
             hint="run `unskew lint` for every row and reason",
