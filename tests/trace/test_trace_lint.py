@@ -152,7 +152,7 @@ def test_counts_hold_what_the_list_does_not():
     assert len(report.findings) == 20
     assert report.findings[0].n_tokens == 2
     assert report.excluded.sum() == 50
-    with pytest.raises(UnskewError, match="none of 50 rows is usable; row 0: NaN"):
+    with pytest.raises(UnskewError, match="none of 50 rows is usable; row 0 rollout_logp: NaN"):
         usable(Trace.from_rows([bad]).select([0] * 50))
 
 
