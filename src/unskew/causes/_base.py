@@ -100,7 +100,6 @@ class Gap:
         predicted: log-probs under `accepted`, float64 (N,).
         entropy: entropy of the distribution that `clean` is of, float64 (N,), where known.
         uniform: tokens of rows that were kept without looking at reward or gap, bool (N,).
-        floor: noise σ expected of this side at its dtype, in nats of logit noise.
     """
 
     trace: Trace
@@ -115,7 +114,6 @@ class Gap:
     predicted: np.ndarray
     entropy: np.ndarray | None
     uniform: np.ndarray
-    floor: float
 
     @property
     def residual(self) -> np.ndarray:

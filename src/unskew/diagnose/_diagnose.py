@@ -153,7 +153,7 @@ def _find(trace: Trace, scorers: Scorers | None, *, bos_id: int | None, max_toke
     gap = Gap(
         trace=trace, side="rollout" if scorers else "record", recorded=rollout, clean=clean, keep=keep,
         weight=1.0 / (streams.noise_scale**2 + 0.05**2), fit=fit, counterfactual=streams.counterfactual, accepted=(), predicted=clean,
-        entropy=streams.entropy, uniform=_uniform(trace)[trace.row_of_token], floor=0.0,
+        entropy=streams.entropy, uniform=_uniform(trace)[trace.row_of_token],
     )  # fmt: skip
     sides = [_side(gap, streams, sign=1)]
     if scorers and trace.has("old_logp"):
@@ -220,8 +220,7 @@ def _keep_readings(found: Findings, readings: Sequence[Reading]) -> list[Reading
             continue
         kept.append(reading)
     if found.at_floor and not accepted:
-        gap = replace(found.sides[0].gap, floor=found.floor_noise)
-        kept += [reading for cause in CAUSES.values() for reading in cause.at_floor(gap)]
+        kept += [reading for cause in CAUSES.values() for reading in cause.at_floor(found.sides[0].gap)]
     return kept
 
 
