@@ -54,7 +54,8 @@ def command(
         if engine == "hf":
             sampler_engine = HFEngine.load(model, dtype=dtype, batch=batch)
         else:
-            sampler_engine = VLLMEngine(model, dtype=dtype, logprobs_mode=logprobs_mode, prefill=prefill)
+            longest = max(len(prompt) for prompt in ids) + max_tokens + 1
+            sampler_engine = VLLMEngine(model, dtype=dtype, logprobs_mode=logprobs_mode, prefill=prefill, max_model_len=longest)
         todo = [(k, prompt) for k, prompt in enumerate(ids) for _ in range(n)]
         rows = tokens = 0
         for start in range(0, len(todo), batch):

@@ -17,6 +17,7 @@ class VLLMEngine:
         path: HF checkpoint directory.
         dtype: "auto", "float32", "bfloat16" or "float16".
         logprobs_mode: "raw" or "processed"; fixed when the engine starts.
+        max_model_len: longest prompt and response together; the model's own limit by default.
         prefill: also score each response again by prefill (`prompt_logprobs`) into `prefill_logp`.
         options: further arguments of `vllm.LLM`.
 
@@ -32,7 +33,7 @@ class VLLMEngine:
         dtype: str = "auto",
         logprobs_mode: str = "raw",
         prefill: bool = False,
-        max_model_len: int = 1024,
+        max_model_len: int | None = None,
         **options: Any,
     ) -> None:
         os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
