@@ -88,10 +88,10 @@ def _falls(before: np.ndarray, after: np.ndarray) -> bool:
 
 
 def _refit(gap: Gap, *, least: int = 2) -> Gap:
-    """All fitted parameters fitted again, one after the other, until they stay."""
+    """All fitted parameters fitted again, one after the other, twice or until they stay."""
     if len(gap.accepted) < least:
         return gap
-    for _ in range(4):
+    for _ in range(2):
         before = gap.accepted
         for index, old in enumerate(gap.accepted):
             if not CAUSES[old.cause].fitted:
