@@ -66,7 +66,7 @@ class _Writer:
         out += [self._read(reading) for reading in found.readings]
         for side in found.sides:
             out += self._noise(side)
-        if not any(cause.severity != "info" for cause in out) and found.at_floor and not out:
+        if not out and found.at_floor and found.keep.any():
             out.append(self._finding(CAUSES["floor.noise"], "record", "info", "matched", {}, (self._floor_words(),)))
         return sorted(out, key=lambda c: (_SEVERITY[c.severity], c.kind != "lint", -(c.explained or 0.0)))
 
@@ -202,6 +202,8 @@ def _left_share(found: "Findings") -> float:
 
 def _summary(found: "Findings", verdict: str, top: list[CauseFinding], unknown: bool, n: int) -> str:
     ratio = found.gap_noise / found.floor_noise
+    if not n and verdict == "inconclusive":
+        return "No token of the loss has finite log-probs on both sides, so there is nothing to compare."
     size = f"σ̂ = {found.gap_noise:.2g} nat, {ratio:.1f} times the floor of {found.floor_noise:.2g}, {n} tokens"
     if verdict == "inconclusive":
         return f"{n} tokens are too few for a verdict ({size})."
