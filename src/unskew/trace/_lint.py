@@ -106,7 +106,10 @@ def _log_probs(part: Part, found: Findings) -> None:
     for name in LOGP_COLUMNS:
         severity: Severity = "error" if name in ("rollout_logp", "old_logp") else "warn"
         for given in part.having(name):
-            values, mask = given.trace.tokens(name), given.trace.mask
+            values = given.trace.tokens(name)
+            if len(values) and _PLACEHOLDER < values.min() and values.max() <= 0:
+                continue
+            mask = given.trace.mask
             finite, nan = np.isfinite(values), np.isnan(values)
             above = finite & mask & (values > 0)
             large, small = values > _SMALL, values > _ROUNDING
@@ -131,6 +134,8 @@ def _ids(part: Part, found: Findings, vocab_size: int | None) -> None:
     beyond = f"an id beyond the vocabulary of {vocab_size}"
     for given in part.having("response_ids"):
         values = given.trace.tokens("response_ids")
+        if len(values) and values.min() >= 0 and values.max() < limit:
+            continue
         found.tokens("id-range", "error", "response_ids", given, values < 0, "a negative id")
         found.tokens("id-range", "error", "response_ids", given, values >= limit, beyond)
     for given in part.having("prompt_ids"):
@@ -147,6 +152,8 @@ def _masks(part: Part, found: Findings) -> None:
         for given in part.having(name):
             values = given.trace.tokens(name)
             found.tokens(code, "error", name, given, (values < 0) | (values > limit), f"expected 0 to {limit}")
+    if not part.trace.columns & {"mask", "segment_ids"}:
+        return
     used = np.bincount(part.trace.row_of_token, part.trace.mask, len(part.trace))
     rows = part.rows[(used == 0) & (part.trace.lengths > 0)].tolist()
     found.rows("mask-all-zero", "warn", "mask", dict.fromkeys(rows, "every token is masked: the row contributes nothing"))
