@@ -14,6 +14,9 @@ from unskew.trace import Trace, iter_read, lint
 
 __all__ = ["Measurement", "measure", "measure_path", "slices_of"]
 
+_COLUMNS = (
+    "id", "group_id", "mask", "segment_ids", "entropy", "noise_scale", "selection", "sampled", "weight_version", "old_version",
+)  # fmt: skip
 _PROBABILITIES = (0.0, 0.01, 0.1, 0.5, 0.9, 0.99, 1.0)
 
 
@@ -63,7 +66,7 @@ def measure(trace: Trace, *, old: str = "old_logp", slices: bool = True) -> Meas
 
 def measure_path(path: str | Path, *, old: str = "old_logp", slices: bool = False) -> Measurement:
     """Measure a trace on disk piece by piece, as `measure`, with memory that does not grow with it."""
-    return _measure(iter_read(path), old, slices)
+    return _measure(iter_read(path, columns={old, *_COLUMNS}), old, slices)
 
 
 def _measure(pieces: Iterable[Trace], old: str, slices: bool) -> Measurement:

@@ -129,7 +129,7 @@ def _directory(path: Path) -> list[str]:
 
 def _open(file: str) -> pq.ParquetFile:
     with _readable(file):
-        return pq.ParquetFile(file)
+        return pq.ParquetFile(file, pre_buffer=False)
 
 
 @contextmanager
