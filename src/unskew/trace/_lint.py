@@ -107,7 +107,7 @@ def _log_probs(part: Part, found: Findings) -> None:
         severity: Severity = "error" if name in ("rollout_logp", "old_logp") else "warn"
         for given in part.having(name):
             values = given.trace.tokens(name)
-            if len(values) and _PLACEHOLDER < values.min() and values.max() <= 0:
+            if len(values) and values.min() > _PLACEHOLDER and values.max() <= 0:
                 continue
             mask = given.trace.mask
             finite, nan = np.isfinite(values), np.isnan(values)
