@@ -1,134 +1,195 @@
-"""The plots of a report, from a trace with both log-prob streams."""
+"""The plots of a report: each says in words what it shows, what the floor would give, and of how many tokens."""
 
-from math import ceil, floor, log10
+from dataclasses import dataclass
+from math import ceil, erf, floor, log, log10, sqrt
 
 import numpy as np
 
-from unskew.report._svg import Axis, Plot
+from unskew.report._floor import NoiseFloor
+from unskew.report._svg import Axis, Plot, log_marks, power
+from unskew.report._words import number, percent, short
 from unskew.trace import Trace
 
-__all__ = ["plots"]
+__all__ = ["Picture", "plots"]
 
-_LINEAR = 1e-5
-_POINTS = 400
+_DECADES, _CELLS = 6, 8
+_MAX_DOTS = 600
+_TAILS = (1.1, 2.0, 10.0)
 
 
-def plots(trace: Trace, floor_noise: float | None) -> list[tuple[str, str, str]]:
-    """(heading, caption, svg) of each plot; empty without `old_logp`.
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """A plot with its heading, its caption, its SVG and the (CSS class, label) pairs of its legend."""
+
+    heading: str
+    caption: str
+    svg: str
+    legend: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class _Gap:
+    """Tokens that are drawn: log-ratio, rollout log-prob, position, row, expected |d| at the floor; all (n,)."""
+
+    d: np.ndarray
+    rollout: np.ndarray
+    position: np.ndarray
+    row: np.ndarray
+    floor: np.ndarray | None
+
+
+def plots(trace: Trace, at_floor: NoiseFloor | None) -> tuple[Picture, ...]:
+    """The four plots; none without `old_logp` or without a token of the loss that has both log-probs.
 
     Args:
         trace: usable rows with `rollout_logp` and `old_logp`.
-        floor_noise: σ̂ of the noise floor, nats of logit noise, or None where it is not known.
+        at_floor: the floor on these tokens, or None where it is not known.
     """
     if not trace.has("old_logp"):
-        return []
+        return ()
     rollout, old = (trace.tokens(name).astype(np.float64) for name in ("rollout_logp", "old_logp"))
     keep = trace.mask & np.isfinite(rollout) & np.isfinite(old)
     if not keep.any():
-        return []
-    d = np.where(keep, old - rollout, 0.0)
-    return [
-        ("Distribution of the log-ratio", _distribution_words(d[keep]), _distribution(d[keep])),
-        (
-            "Against position in the response",
-            "Mean |d| by position, with the 10–90 % range.",
-            _by_position(d, keep, trace.position),
-        ),
-        ("Against the rollout's probability", _probability_words(floor_noise), _by_probability(d, keep, rollout, floor_noise)),
-        ("By sequence", "One dot a sequence: Σ d against its length. e^Σd is the sequence weight.", _by_sequence(d, keep, trace)),
-    ]
-
-
-def _signed_log(d: np.ndarray) -> np.ndarray:
-    return np.sign(d) * np.maximum(np.log10(np.maximum(np.abs(d), _LINEAR) / _LINEAR), 0.0)
-
-
-def _distribution(d: np.ndarray) -> str:
-    top = max(ceil(log10(max(np.abs(d).max(), 1e-3) / _LINEAR)), 1)
-    edges = np.linspace(-top, top, 81)
-    counts, _ = np.histogram(np.clip(_signed_log(d), -top, top), edges)
-    heights = np.where(counts > 0, np.log10(np.maximum(counts, 1)) + 0.15, 0.0)
-    peak = max(ceil(heights.max()), 1)
-    tail = np.log10(np.log(1.1) / _LINEAR)
-    marks = [(0.0, "0")]
-    for k in range(1, top + 1):
-        label = f"{10.0**k * _LINEAR:g}"
-        marks += [(float(k), label), (-float(k), f"−{label}")] if k % 2 == top % 2 else []
-    plot = Plot(
-        "Histogram of the log-ratio d, both axes logarithmic", Axis("log-ratio d = old − rollout (nat)", -top, top, tuple(marks)),
-        Axis("tokens", 0.0, float(peak), tuple((k + 0.15 if k else 0.15, f"{10**k:,}") for k in range(peak))),
+        return ()
+    gap = _Gap(
+        (old - rollout)[keep], rollout[keep], trace.position[keep], trace.row_of_token[keep],
+        None if at_floor is None else at_floor.mean_abs[keep],
     )  # fmt: skip
+    lost = int(trace.mask.sum() - keep.sum())
+    return (_distribution(gap, lost), _by_position(gap), _by_probability(gap), _by_sequence(gap, trace.rows("id")))
+
+
+def _distribution(gap: _Gap, lost: int) -> Picture:
+    size = np.abs(gap.d)
+    top = max(ceil(2 * log10(max(size.max(), 1e-12)) + 0.2) / 2, -8.0)
+    positive = size[size > 0]
+    bottom = floor(max(top - _DECADES, min(log10(np.quantile(positive, 0.02)), top - 2))) if len(positive) else floor(top) - 2
+    span = top - bottom
+    half = 0.25
+    outer = half + np.linspace(0, span, round(span * _CELLS) + 1)
+    edges = np.concatenate([-outer[::-1], outer])
+    with np.errstate(divide="ignore"):
+        reach = half + np.clip(np.log10(size) - bottom, -half, span)
+    counts, _ = np.histogram(np.where(size >= 10.0**bottom, np.sign(gap.d) * reach, 0.0), edges)
+    peak = max(ceil(log10(max(counts.max(), 10))), 1)
+    marks: list[tuple[float, str]] = [(0.0, "0")]
+    for value, label in log_marks(bottom + 1, floor(top), at_most=3):
+        marks += [(half + value - bottom, label), (-(half + value - bottom), f"−{label}")]
+    plot = Plot(
+        "Histogram of the log-ratio d of each token, logarithmic on both axes",
+        Axis("log-ratio d = old − rollout (nat)", float(edges[0]), float(edges[-1]), tuple(marks)),
+        Axis("tokens", log10(0.6), peak + 0.05, tuple((float(k), power(k)) for k in range(peak + 1))),
+    )
     middle = (edges[:-1] + edges[1:]) / 2
-    plot.bars(edges.tolist(), heights.tolist(), ["tail" if abs(m) > tail else "bar" for m in middle])
-    return plot.svg()
+    tail = half + log10(log(_TAILS[0])) - bottom
+    with np.errstate(divide="ignore"):
+        heights = np.log10(counts).tolist()
+    plot.bars(edges.tolist(), heights, ["tail" if abs(m) > tail else "bar" for m in middle])
+    if gap.floor is not None:
+        plot.line(middle.tolist(), _expected_counts(gap.floor, outer, bottom, half), "line floorline", "expected at the floor")
+    if tail < edges[-1]:
+        plot.upright(tail, "ratio 1.1")
+        plot.upright(-tail, "ratio 1/1.1")
+    shares = ", ".join(f"{percent(float((size > log(t)).mean()))} beyond {t:g}" for t in _TAILS)
+    words = (f"{len(size):,} tokens; right of 0 the trainer likes them more. Ratio either way: {shares}. "
+             f"The bar at 0 holds |d| below {power(bottom)} nat.")  # fmt: skip
+    return Picture(
+        "Distribution of the log-ratio",
+        words + (f" {lost:,} tokens without a finite d are not drawn." if lost else ""),
+        plot.svg(),
+        tuple(plot.legend),
+    )
 
 
-def _distribution_words(d: np.ndarray) -> str:
-    far = float((np.abs(d) > np.log(1.1)).mean())
-    return f"Tail (ratio beyond 1.1 or below 1/1.1) in the second colour: {far:.2%} of {len(d):,} tokens. Left: the rollout likes them more."
+def _expected_counts(floor_abs: np.ndarray, outer: np.ndarray, bottom: int, half: float) -> list[float]:
+    """log10 of the tokens that each bar would hold if d were Gaussian with the floor's mean |d|."""
+    sigma = np.maximum(floor_abs * sqrt(np.pi / 2), 1e-12)
+    cells, index = np.unique(np.round(np.log10(sigma) * 10).astype(int), return_inverse=True)
+    many = np.bincount(index)
+    bounds = 10.0 ** (outer - half + bottom)
+    below = np.array([[erf(b / 10 ** (c / 10) / sqrt(2)) for b in bounds] for c in cells])
+    side = (many[:, None] * np.diff(below, axis=1)).sum(axis=0) / 2
+    counts = np.concatenate([side[::-1], [(many * below[:, 0]).sum()], side])
+    return [log10(c) if c > 0.6 else float("nan") for c in counts]
 
 
-def _by_position(d: np.ndarray, keep: np.ndarray, position: np.ndarray) -> str:
-    last = int(position[keep].max()) + 1
-    width = max(1, ceil(last / 60))
-    label, size = position[keep] // width, np.abs(d[keep])
+def _by_position(gap: _Gap) -> Picture:
+    last = int(gap.position.max()) + 1
+    width = next(w for k in range(12) for w in (10**k, 2 * 10**k, 5 * 10**k) if last / w <= 50)
+    label, size = gap.position // width, np.abs(gap.d)
     order = np.argsort(label, kind="stable")
-    groups = np.split(size[order], np.flatnonzero(np.diff(label[order])) + 1)
-    xs = [(float(k) + 0.5) * width for k in np.unique(label)]
-    low, high, mean = (
-        [float(f(g)) for g in groups] for f in (lambda g: np.quantile(g, 0.1), lambda g: np.quantile(g, 0.9), np.mean)
+    groups = np.split(order, np.flatnonzero(np.diff(label[order])) + 1)
+    groups = [g for g in groups if len(g) >= 3] or groups
+    xs = [(int(label[g[0]]) + 0.5) * width for g in groups]
+    mean, low, high = (
+        [float(f(size[g])) for g in groups] for f in (np.mean, lambda v: np.quantile(v, 0.1), lambda v: np.quantile(v, 0.9))
     )
+    noise = [] if gap.floor is None else [float(gap.floor[g].mean()) for g in groups]
     plot = Plot(
-        "Mean absolute log-ratio by position",
-        Axis("position in the response (token)", 0, last),
-        Axis("|d| (nat)", 0, max(*high, *mean, 1e-9) * 1.05),
+        "Mean absolute log-ratio by position in the response", Axis("position in the response (token)", 0, last),
+        Axis("|d| (nat)", 0, max(*high, *mean, *noise, 1e-12) * 1.05),
+    )  # fmt: skip
+    plot.band(xs, low, high, "band", "10–90 % of tokens")
+    if noise:
+        plot.band(xs, [0.0] * len(xs), noise, "floor", "mean at the floor")
+    plot.line(xs, mean, "line", "mean")
+    if len(xs) < 3:
+        plot.points(xs, mean)
+    words = f"Bins of {width} token{'s' * (width > 1)}, those with fewer than three left out. A step at one place points at a length, cache or chunk boundary."
+    return Picture("Against position in the response", words, plot.svg(), tuple(plot.legend))
+
+
+def _by_probability(gap: _Gap) -> Picture:
+    logp = np.minimum(gap.rollout, -1e-7)
+    odds = np.clip((logp - np.log(-np.expm1(logp))) / log(10), -5, 5)
+    size = np.abs(gap.d)
+    edges = np.linspace(-5, 5, 41)
+    cell = np.clip(np.digitize(odds, edges) - 1, 0, 39)
+    used = [k for k in np.unique(cell).tolist() if (cell == k).sum() >= 3] or np.unique(cell).tolist()
+    xs = [float(edges[k] + edges[k + 1]) / 2 for k in used]
+    mean = np.array([size[cell == k].mean() for k in used])
+    noise = np.array([] if gap.floor is None else [gap.floor[cell == k].mean() for k in used])
+    every = np.concatenate([mean, noise])
+    top = ceil(log10(every.max())) if every.max() > 0 else 0
+    bottom = max(floor(log10(every[every > 0].min())), top - 8) if every.max() > 0 else -2
+    with np.errstate(divide="ignore"):
+        shown, shaded = (np.maximum(np.log10(v), bottom) for v in (mean, noise))
+    shown = np.where(mean > 0, shown, np.nan)
+    x = Axis("rollout probability of the token (logit scale)", max(min(xs) - 0.3, -5), min(max(xs) + 0.3, 5), tuple(
+        (o, text) for o, text in ((-4, "10⁻⁴"), (-3, "0.001"), (-2, "0.01"), (-0.9542, "0.1"), (0, "0.5"), (0.9542, "0.9"), (2, "0.99"),
+                                  (3, "0.999"), (4, "0.9999")) if min(xs) - 0.3 <= o <= max(xs) + 0.3))  # fmt: skip
+    plot = Plot(
+        "Mean absolute log-ratio by the rollout's probability of the token",
+        x,
+        Axis("mean |d| (nat)", bottom, max(top, bottom + 1), log_marks(bottom, max(top, bottom + 1))),
     )
-    plot.band(xs, low, high)
-    plot.line(xs, mean)
-    return plot.svg()
+    if gap.floor is not None:
+        plot.band(xs, [float(bottom)] * len(xs), shaded.tolist(), "floor", "mean at the floor")
+    plot.line(xs, shown.tolist(), "line", "mean")
+    plot.points(xs, shown.tolist())
+    words = "Rounding noise falls as 1 − p, a straight slope on the right, as the floor does. A curve of another shape is not rounding noise alone."
+    return Picture("Against the rollout's probability", words, plot.svg(), tuple(plot.legend))
 
 
-def _by_probability(d: np.ndarray, keep: np.ndarray, rollout: np.ndarray, floor_noise: float | None) -> str:
-    logp, size = np.maximum(rollout[keep], -14.0) / np.log(10), np.abs(d[keep])
-    edges = np.linspace(min(float(logp.min()), -0.5), 0.0, 25)
-    cell = np.clip(np.digitize(logp, edges) - 1, 0, 23)
-    used = np.flatnonzero(np.bincount(cell, minlength=24) >= 3)
-    xs = ((edges[:-1] + edges[1:]) / 2)[used]
-    mean = [float(size[cell == k].mean()) for k in used]
-    expected = floor_noise * np.sqrt(2 / np.pi) * (1 - 10**xs) * 1.1 if floor_noise else np.zeros(len(xs))
-    top = max([*mean, *expected.tolist(), 1e-9]) * 1.05
-    first = floor(edges[0])
-    marks = tuple((float(k), f"1e{k}" if k < -2 else f"{10.0**k:g}") for k in range(first, 1))
+def _by_sequence(gap: _Gap, ids: list[str | None]) -> Picture:
+    present, index = np.unique(gap.row, return_inverse=True)
+    sums, lengths = np.bincount(index, gap.d), np.bincount(index)
+    shown = np.unique(np.linspace(0, len(present) - 1, min(len(present), _MAX_DOTS)).astype(int))
+    last = float(lengths.max()) * 1.04
+    spread = 0.0 if gap.floor is None else 2 * sqrt(float((gap.floor**2).mean()) * np.pi / 2)
+    reach = max(float(np.abs(sums[shown]).max()) * 1.1, spread * sqrt(last), 1e-12)
     plot = Plot(
-        "Mean absolute log-ratio by probability of the token",
-        Axis("rollout probability of the token", float(edges[0]), 0.0, marks),
-        Axis("mean |d| (nat)", 0, top),
-    )
-    if floor_noise and len(xs):
-        plot.band(xs.tolist(), [0.0] * len(xs), expected.tolist(), "floor")
-    plot.line(xs.tolist(), mean)
-    plot.points(xs.tolist(), mean)
-    return plot.svg()
-
-
-def _probability_words(floor_noise: float | None) -> str:
-    words = "Mean |d| of tokens by how likely the rollout found them; rounding noise grows as 1 − p."
-    return words + (" Shaded: expected at the noise floor." if floor_noise else "")
-
-
-def _by_sequence(d: np.ndarray, keep: np.ndarray, trace: Trace) -> str:
-    sums = np.bincount(trace.row_of_token, np.where(keep, d, 0.0), len(trace))
-    rows = np.unique(np.linspace(0, len(trace) - 1, min(len(trace), _POINTS)).astype(int))
-    lengths, ids = trace.lengths, trace.rows("id")
-    reach = max(float(np.abs(sums[rows]).max()), 1e-9) * 1.1
-    plot = Plot(
-        "Sum of log-ratios by sequence length",
-        Axis("length (tokens)", 0, float(lengths[rows].max()) * 1.02),
+        "Sum of the log-ratios of each sequence by its length",
+        Axis("tokens of the loss in the sequence", 0, last),
         Axis("Σ d (nat)", -reach, reach),
     )
-    plot.points(
-        lengths[rows].tolist(),
-        sums[rows].tolist(),
-        [f"{ids[r] or f'row {r}'}: Σd {sums[r]:+.3g} nat over {lengths[r]} tokens" for r in rows],
-    )
-    return plot.svg()
+    if spread:
+        xs = [last * k / 40 for k in range(41)]
+        plot.band(xs, [-spread * sqrt(x) for x in xs], [spread * sqrt(x) for x in xs], "floor", "95 % at the floor")
+    plot.line([0, last], [0, 0], "axis")
+    plot.points(lengths[shown].tolist(), sums[shown].tolist(), [
+        f"{short(ids[present[k]] or f'row {present[k]}', 40)}: Σd {number(float(sums[k]), 3)} nat over {lengths[k]} tokens" for k in shown
+    ])  # fmt: skip
+    some = "" if len(shown) == len(present) else f" {len(shown):,} of {len(present):,} sequences, evenly spaced."
+    words = f"One dot a sequence; e^Σd is the weight that a sequence-level correction would give it.{some}"
+    return Picture("By sequence", words, plot.svg(), tuple(plot.legend))
