@@ -172,7 +172,7 @@ def test_text_from_a_trace_cannot_become_markup_or_act_on_a_terminal(verdict):
 def test_markdown_shows_the_verdict_and_cannot_be_made_to_ping_or_to_end_a_block(verdict):
     text = markdown(verdict, None)
     assert text.startswith("### ❌ Mismatch")
-    assert "`sampling.temperature`" in text and "explains 99.1 %" in text
+    assert "`sampling.temperature`" in text and "explains 99.1\N{NO-BREAK SPACE}% of the gap" in text
     out = hostile_verdict(verdict)
     out["causes"][0]["says"] = "@all see #1 and [a](http://x) | `b`"
     out["causes"][0]["fix"]["snippets"] = [["trl", "python", "```\n@all"]]
@@ -227,12 +227,14 @@ def test_missing_numbers_are_words(verdict):
     assert "Inconclusive" in page and "not known" in page
     assert "Inconclusive" in markdown(bare, None)
     holed = copy.deepcopy(verdict)
-    holed["unexplained"] = holed["floor"]["logit_noise"]["value"] = holed["causes"][0]["interval"] = None
+    holed["unexplained"] = holed["floor"]["logit_noise"]["value"] = None
+    holed["causes"][0]["interval"] = [float("nan"), 1.0]
+    holed["causes"][1]["explained"] = float("nan")
     holed["gap"]["logit_noise"]["value"] = "nan"
     holed["causes"][0]["evidence"][0]["tokens"][0]["rollout_logp"] = float("-inf")
     page = render(read(recorded_path()), None, holed, title="x")
-    assert "no interval" in page and "−∞" in page
-    assert "None" not in page and "nan<" not in page.split('id="data"')[0].replace('<td class="value n">nan<', "")
+    assert "NaN to 100" in page and "−∞" in page
+    assert "None" not in page and 'd="Mnan' not in page and 'width="nan' not in page
     assert json.loads(re.search(r'id="data">(.*?)</script>', page, re.S).group(1))["verdict"]["verdict"] == "mismatch"
 
 

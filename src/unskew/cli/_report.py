@@ -69,9 +69,13 @@ def _verdict(path: Path) -> dict[str, Any]:
         verdict = json.loads(path.read_text("utf-8"))
     except (OSError, ValueError) as error:
         raise UnskewError(f"{path}: not a verdict: {error}", hint=hint) from None
-    if not isinstance(verdict, dict) or verdict.get("schema_version") != 1 or not isinstance(verdict.get("causes"), list):
+    if not isinstance(verdict, dict) or verdict.get("schema_version") != 1 or not _dicts(verdict.get("causes")):
         raise UnskewError(f"{path}: not a verdict of schema_version 1", hint=hint)
     return verdict
+
+
+def _dicts(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(item, dict) for item in value)
 
 
 def _texts(directory: Path, trace: "Trace") -> list[str]:
@@ -81,7 +85,11 @@ def _texts(directory: Path, trace: "Trace") -> list[str]:
     file = directory / "tokenizer.json" if directory.is_dir() else directory
     if not file.exists():
         raise UnskewError(f"{file}: no such file", hint="give a directory with tokenizer.json")
-    tokenizer = require("tokenizers", extra="lab").Tokenizer.from_file(str(file))
+    library = require("tokenizers", extra="lab")
+    try:
+        tokenizer = library.Tokenizer.from_file(str(file))
+    except Exception as error:  # the library raises nothing narrower
+        raise UnskewError(f"{file}: not a tokenizer: {error}", hint="give a directory with tokenizer.json") from None
     size = tokenizer.get_vocab_size()
     used = np.concatenate([trace.tokens("response_ids"), *(trace.ragged("prompt_ids") if trace.has("prompt_ids") else ())])
     texts = [""] * size

@@ -1,6 +1,7 @@
 """The at most seven numbers that stand under a verdict."""
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from unskew.report._words import interval, number, percent
@@ -33,7 +34,7 @@ def rows_of_numbers(known: Mapping[str, Mapping[str, Any]], at_floor: Mapping[st
             continue
         unit = figure.get("unit") or ""
         share = unit.startswith("share of ")
-        show = percent if share else number
+        show = percent if share else partial(number, digits=6) if name == "mean_ratio" else number
         value, floor = figure.get("value"), at_floor.get(name)
         n = figure.get("n")
         out.append({

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from unskew.report._words import finite
 from unskew.trace import Trace
 
 __all__ = ["NoiseFloor", "expected", "noise_floor"]
@@ -33,7 +34,7 @@ class NoiseFloor:
 def noise_floor(trace: Trace, verdict: Mapping[str, Any] | None) -> NoiseFloor | None:
     """The floor that a complete verdict names, on the tokens of a trace; None where it names none."""
     sigma = verdict["floor"]["logit_noise"]["value"] if verdict else None
-    if not isinstance(sigma, float | int) or not np.isfinite(sigma):
+    if not finite(sigma):
         return None
     p = -np.expm1(np.minimum(trace.tokens("rollout_logp").astype(np.float64), 0.0)) * 1.2
     if trace.has("noise_scale"):

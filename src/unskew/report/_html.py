@@ -19,7 +19,7 @@ from unskew.report._plots import plots
 from unskew.report._svg import gauge, share_bar
 from unskew.report._tokens import heat_steps, token_text, worst_passages
 from unskew.report._wire import by_framework, complete_measurement, complete_verdict
-from unskew.report._words import interval, number, percent, plain_json, sentence, short, signed, visible
+from unskew.report._words import finite, interval, number, percent, plain_json, sentence, short, signed, visible
 from unskew.trace import Trace
 
 __all__ = ["render"]
@@ -86,6 +86,7 @@ def _environment() -> Environment:
         "sentence": sentence, "short": short, "signed": signed,
         "share_bar": lambda share, bounds: Markup(share_bar(share, bounds)), "svg": Markup,
     }  # fmt: skip
+    environment.tests["finite"] = finite
     return environment
 
 
@@ -105,7 +106,7 @@ def _evidence_text(token: Mapping[str, Any], texts: Sequence[str] | None) -> str
 def _gauge(known: Mapping[str, Mapping[str, Any]], verdict: Mapping[str, Any] | None) -> Markup | None:
     floor = verdict["floor"] if verdict else {"logit_noise": {"value": None}, "above": None}
     values = [known.get("logit_noise", {}).get("value"), floor["logit_noise"]["value"], floor["above"]]
-    if not all(isinstance(v, float | int) and np.isfinite(v) and v >= 0 for v in values) or not values[1] or not values[2]:
+    if not all(map(finite, values)) or values[0] < 0 or min(values[1:]) <= 0:
         return None
     return Markup(gauge(*values))
 

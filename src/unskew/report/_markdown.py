@@ -6,7 +6,7 @@ from typing import Any
 
 from unskew.report._figures import figures, rows_of_numbers
 from unskew.report._wire import by_framework, complete_measurement, complete_verdict
-from unskew.report._words import interval, number, percent, sentence, visible
+from unskew.report._words import finite, interval, number, percent, sentence, visible
 
 __all__ = ["markdown"]
 
@@ -33,9 +33,7 @@ def markdown(verdict: Mapping[str, Any] | None, measurement: Mapping[str, Any] |
     known = figures(measurement, verdict)
     floor = verdict["floor"]["logit_noise"]["value"] if verdict else None
     table = _table(
-        rows_of_numbers(
-            known, {"mean_ratio": 1.0, "calibration": 0.0} | ({"logit_noise": floor} if isinstance(floor, float | int) else {})
-        )
+        rows_of_numbers(known, {"mean_ratio": 1.0, "calibration": 0.0} | ({"logit_noise": floor} if finite(floor) else {}))
     )
     if verdict is None:
         return "\n\n".join(["### Not diagnosed", "Run `unskew diagnose TRACE --model DIR`.", *table]) + "\n"

@@ -87,7 +87,7 @@ def _distribution(gap: _Gap, lost: int) -> Picture:
     plot.bars(edges.tolist(), heights, ["tail" if abs(m) > tail else "bar" for m in middle])
     if gap.floor is not None:
         plot.line(middle.tolist(), _expected_counts(gap.floor, outer, bottom, half), "line floorline", "expected at the floor")
-    if tail < edges[-1]:
+    if tail < 0.97 * edges[-1]:
         plot.upright(tail, "ratio 1.1")
         plot.upright(-tail, "ratio 1/1.1")
     shares = ", ".join(f"{percent(float((size > log(t)).mean()))} beyond {t:g}" for t in _TAILS)
@@ -167,7 +167,7 @@ def _by_probability(gap: _Gap) -> Picture:
         plot.band(xs, [float(bottom)] * len(xs), shaded.tolist(), "floor", "mean at the floor")
     plot.line(xs, shown.tolist(), "line", "mean")
     plot.points(xs, shown.tolist())
-    words = "Rounding noise falls as 1 − p, a straight slope on the right, as the floor does. A curve of another shape is not rounding noise alone."
+    words = "Rounding noise falls as 1 − p, as the floor does, down to the precision of the stored log-probs."
     return Picture("Against the rollout's probability", words, plot.svg(), tuple(plot.legend))
 
 

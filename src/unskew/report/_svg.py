@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from html import escape
 from math import ceil, floor, isfinite, log10
 
-from unskew.report._words import number, percent, visible
+from unskew.report._words import finite, number, percent, visible
 
 __all__ = ["Axis", "Plot", "gauge", "log_marks", "share_bar", "ticks"]
 
@@ -43,7 +43,7 @@ def log_marks(low: int, high: int, at_most: int = 6) -> tuple[Mark, ...]:
 
 def power(exponent: int) -> str:
     """10 to a whole power: "0.001", "10⁻⁶", "1,000"."""
-    return number(10.0**exponent).replace("1 × ", "") if exponent < 0 else f"{10**exponent:,}"
+    return number(10.0**exponent).split("\N{NO-BREAK SPACE}")[-1] if exponent < 0 else f"{10**exponent:,}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +151,7 @@ class Plot:
 
 def share_bar(share: float, bounds: Sequence[float] | None) -> str:
     """A share of 1 as a bar, with its interval as a whisker."""
+    bounds = bounds if bounds and all(map(finite, bounds)) else None
     low, high = (min(max(float(v), 0.0), 1.0) * 240 for v in (bounds or (share, share)))
     whisker = f'<path class="whisker" d="M{low:.1f} 3V15M{low:.1f} 9H{high:.1f}M{high:.1f} 3V15"/>' if bounds else ""
     words = f"{percent(share)} explained" + (f", 95 % interval {percent(bounds[0])} to {percent(bounds[1])}" if bounds else "")

@@ -3,19 +3,27 @@
 import unicodedata
 from collections.abc import Mapping, Sequence
 from math import floor, isfinite, log10
-from typing import Any
+from typing import Any, TypeGuard
 
-__all__ = ["interval", "number", "percent", "plain_json", "sentence", "short", "signed", "visible"]
+__all__ = ["finite", "interval", "number", "percent", "plain_json", "sentence", "short", "signed", "visible"]
 
+_NBSP = "\N{NO-BREAK SPACE}"
 _SUPERSCRIPT = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
+def finite(value: Any) -> TypeGuard[float]:
+    """Whether this is a number that can be drawn: neither missing, nor words, nor NaN or infinite."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value)
+
+
 def number(value: Any, digits: int = 4) -> str:
-    """A number to `digits` significant digits; a missing one in words.
+    r"""A number to `digits` significant digits; a missing one in words.
 
     Example:
-        >>> number(0.23676), number(-4.25e-8), number(12345), number(None), number(float("-inf"))
-        ('0.2368', '−4.25 × 10⁻⁸', '12,345', 'not known', '−∞')
+        >>> number(0.23676), number(12345), number(None), number(float("-inf"))
+        ('0.2368', '12,345', 'not known', '−∞')
+        >>> number(-4.25e-8) == "−4.25\N{NO-BREAK SPACE}×\N{NO-BREAK SPACE}10⁻⁸"
+        True
     """
     if value is None:
         return "not known"
@@ -30,7 +38,7 @@ def number(value: Any, digits: int = 4) -> str:
         return f"{sign}{size:,.0f}"
     if size and not 1e-4 <= size < 1e7:
         mantissa, exponent = f"{size:.{digits - 1}e}".split("e")
-        return f"{sign}{float(mantissa):g} × 10{str(int(exponent)).translate(_SUPERSCRIPT)}"
+        return f"{sign}{float(mantissa):g}{_NBSP}×{_NBSP}10{str(int(exponent)).translate(_SUPERSCRIPT)}"
     return f"{sign}{size:.{digits}g}"
 
 
@@ -49,15 +57,15 @@ def percent(value: Any) -> str:
     """A share in percent with one decimal, more where it is small.
 
     Example:
-        >>> percent(0.9908), percent(1.0), percent(0.00043), percent(None)
-        ('99.1 %', '100 %', '0.043 %', 'not known')
+        >>> [percent(share).split() for share in (0.9908, 1.0, 0.00043)], percent(None)
+        ([['99.1', '%'], ['100', '%'], ['0.043', '%']], 'not known')
     """
-    if value is None or isinstance(value, str) or not isfinite(value):
+    if not finite(value):
         return number(value)
     size = abs(100 * value)
     places = 1 if size >= 0.95 or size == 0 else 1 - floor(log10(size))
     text = f"{size:.{places}f}"
-    return f"{'−' if value < 0 else ''}{text.rstrip('0').rstrip('.') if '.' in text else text} %"
+    return f"{'−' if value < 0 else ''}{text.rstrip('0').rstrip('.') if '.' in text else text}{_NBSP}%"
 
 
 def interval(bounds: Sequence[Any] | None, show: Any = number) -> str:
@@ -97,7 +105,7 @@ def visible(text: Any, *, spaces: bool = False) -> str:
         >>> visible("a\\x1b[31m\\u202eb"), visible(" a\\n", spaces=True)
         ('a⟨1B⟩[31m⟨202E⟩b', '·a↵')
     """
-    marks = {" ": "·", "\n": "↵", "\t": "⇥"} if spaces else {" ": " ", "\n": "\n", "\t": "\t"}
+    marks = {" ": "·", "\n": "↵", "\t": "⇥"} if spaces else {c: c for c in (" ", "\n", "\t", _NBSP)}
     return "".join(marks.get(c) or (c if unicodedata.category(c)[0] not in "CZ" else f"⟨{ord(c):02X}⟩") for c in str(text))
 
 
