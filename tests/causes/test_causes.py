@@ -7,6 +7,7 @@ from unskew.causes import CAUSES
 from unskew.causes._base import mean_and_z
 from unskew.causes._numerics import round_to
 from unskew.causes._record import shift
+from unskew.causes._settings import snippets
 from unskew.trace import Trace
 
 
@@ -73,3 +74,9 @@ def test_filled_logp_reads_what_is_not_finite():
     assert reading.drop.tolist() == [False, True, True]
     assert "1 × NaN" in reading.says[0]
     assert reading.parameters["share"] == pytest.approx(2 / 3, abs=1e-4)
+
+
+def test_a_setting_that_two_rows_share_is_shown_once():
+    found = snippets(["rollout.temperature", "trainer.temperature"], {"temperature": 0.7})
+    assert [framework for framework, _, _ in found] == ["slime", "trl", "verl", "vllm"]
+    assert all("  #" in text for framework, _, text in found if framework != "vllm"), "of two, the one with the remark stays"

@@ -60,4 +60,8 @@ def test_temperature_and_top_p_processed():
     assert set(found) == {"sampling.temperature", "sampling.top-p"}
     assert found["sampling.temperature"].parameters["temperature"] == pytest.approx(0.7, abs=0.02)
     assert found["sampling.top-p"].parameters["top_p"] == pytest.approx(0.9, abs=0.04)
-    assert verdict_of("dense-bf16-t07-top-p09-processed").causes[0].id == "sampling.top-p"
+    verdict = verdict_of("dense-bf16-t07-top-p09-processed")
+    assert [cause.id for cause in verdict.causes if cause.severity != "info"] == ["sampling.top-p"]
+    (side,) = verdict.floor["sides"]
+    assert side["left"] < 0.6 * side["before"], "tokens that rounding moves out of the nucleus must not blow the rest up"
+    assert "unexplained" not in verdict.summary

@@ -117,9 +117,13 @@ class Gap:
 
     @property
     def residual(self) -> np.ndarray:
-        """Recorded − predicted in nats, 0 outside `keep`, float64 (N,)."""
+        """Recorded − predicted in nats, 0 outside `keep`, float64 (N,).
+
+        A prediction of −inf counts as `CLIP_NATS`; one of NaN (a position that has none) counts nothing.
+        """
         with np.errstate(invalid="ignore"):
-            return np.where(self.keep, self.recorded - self.predicted, 0.0)
+            gap = np.where(np.isneginf(self.predicted), CLIP_NATS, self.recorded - self.predicted)
+        return np.where(self.keep & ~np.isnan(self.predicted), gap, 0.0)
 
     def loss(self, predicted: np.ndarray) -> np.ndarray:
         """Noise-weighted squared gap of each token, clipped at `CLIP_NATS`, float64 (..., N).

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from unskew.causes._base import Cause, Gap, Intervention, Parameter, Reading, Side
+from unskew.causes._base import CLIP_NATS, Cause, Gap, Intervention, Parameter, Reading, Side
 from unskew.trace import SEGMENT_PROMPT, Trace
 
 __all__ = ["FilledLogp", "PromptInMask", "Retokenized", "RowOrder", "Shift", "SyntheticEos", "shift"]
@@ -64,7 +64,7 @@ class SyntheticEos(Cause):
         last = gap.trace.cu_seqlens[1:][gap.trace.lengths > 0] - 1
         last = last[gap.keep[last]]
         value, share = _mode(gap.recorded[last])
-        wrong = np.abs(gap.residual[last]) > 0.5
+        wrong = np.abs(gap.residual[last]) >= CLIP_NATS
         if share > 0.9 and len(last) > 1 and wrong.mean() > 0.2:
             yield self.intervene(value=value)
 
@@ -93,7 +93,7 @@ class FilledLogp(Cause):
         raise TypeError("record.filled-logp is planted with `every`; a gap proposes where the placeholders stand")
 
     def propose(self, gap: Gap) -> Iterable[Intervention]:
-        wrong = gap.keep & (np.abs(gap.residual) > 0.5)
+        wrong = gap.keep & (np.abs(gap.residual) >= CLIP_NATS)
         value, _ = _mode(gap.recorded[wrong])
         where = gap.keep & (gap.recorded == value)
         ends = np.zeros(len(where), bool)

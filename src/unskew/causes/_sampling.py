@@ -114,7 +114,9 @@ class TopP(Cause):
     says = "log-probs are over the top-p nucleus on one side and over the whole vocabulary on the other"
     sides = _BOTH
     screens_on = "the gap has one sign and never exceeds −log p; mean ratio = kept mass < 1"
-    refute = "a recorded token lies outside the fitted nucleus, or the gap is not the log of the kept mass"
+    refute = (
+        "more recorded tokens than rounding can move lie outside the fitted nucleus, or the gap is not the log of the kept mass"
+    )
     remedy = "log raw log-probs, sample with top-p 1, or renormalise the trainer over the recorded support"
     settings = ("rollout.top_p", "rollout.logprobs_mode", "trainer.sampling_mask")
     needs_model = True

@@ -82,9 +82,9 @@ FRAMEWORKS = tuple(sorted({framework for row in SETTINGS.values() for framework 
 def snippets(
     settings: Sequence[str], parameters: Mapping[str, object], *, framework: str | None = None
 ) -> tuple[tuple[str, str, str], ...]:
-    """(framework, language, snippet) of the settings that are known for each framework, one entry a setting.
+    """(framework, language, snippet) of the settings that are known for each framework.
 
-    A snippet whose parameter the finding does not have is left out.
+    A snippet whose parameter the finding does not have is left out, and so is one that another repeats with a remark.
 
     Raises:
         UnskewError: no such framework.
@@ -95,7 +95,7 @@ def snippets(
     """
     if framework is not None and framework not in FRAMEWORKS:
         raise UnskewError(f"no settings are known for {framework!r}", hint=f"one of {', '.join(FRAMEWORKS)}", exit_code=2)
-    out: dict[tuple[str, str, str], None] = {}
+    out: dict[tuple[str, str, str], str] = {}
     for name in settings:
         for other, (language, template) in SETTINGS.get(name, {}).items():
             if framework in (None, other):
@@ -103,5 +103,6 @@ def snippets(
                     text = template.format_map(dict(parameters))
                 except KeyError:
                     continue
-                out[(other, language, text)] = None
-    return tuple(sorted(out))
+                setting = (other, language, text.split("  #")[0])
+                out[setting] = max(out.get(setting, ""), text, key=len)
+    return tuple((other, language, text) for (other, language, _), text in sorted(out.items()))

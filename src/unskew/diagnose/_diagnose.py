@@ -230,7 +230,7 @@ def _side(gap: Gap, streams: _Streams, *, sign: int) -> SideResult:
     use, scale, noise = gap.keep, streams.noise_scale, streams.noise
 
     def left(gap: Gap) -> float:
-        return logit_noise(np.clip(gap.residual, -50, 50)[use], scale[use])
+        return logit_noise(gap.residual[use], scale[use])
 
     known = [dtype_name(dtype) for dtype in declared]
     limit = SEARCH * sum(noise.of(dtype or "float32") for dtype in known)
