@@ -30,7 +30,7 @@ CAUSES: Mapping[str, Cause] = {
         _sampling.TopK(), _sampling.RepetitionPenalty(), _sampling.Silent(), _record.Shift(), _record.PromptInMask(),
         _record.SyntheticEos(), _record.FilledLogp(), _record.RowOrder(), _record.Retokenized(), _template.Bos(),
         _position.LeftPad(), _position.Packing(), _weights.Stale(), _weights.AdapterMissing(),
-        _weights.StalePrefixCache(), _numerics.LogpStorage(), _numerics.Body(), _mode.TrainMode(), _routing.Flips(),
+        _weights.TiedHead(), _weights.StalePrefixCache(), _numerics.LogpStorage(), _numerics.Body(), _mode.TrainMode(), _routing.Flips(),
         _estimator.SequenceWeight(), _floor.Noise(),
     )
 }  # fmt: skip

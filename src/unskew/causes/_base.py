@@ -44,7 +44,7 @@ class Intervention:
         cause: id of the cause it belongs to.
         parameters: what was chosen or fitted, by name.
         scorer: which scorer computes the log-probs: "" the clean one, else a name the counterfactual knows
-            ("bos", "older:1", "bfloat16", "routing").
+            ("bos", "older:1", "head-of:older:1", "bfloat16", "routing").
         sampling: fields of `SamplingTransform` that it sets.
         logp: from the log-probs (N,) as computed to the log-probs as recorded.
         rows: from the rows as they happened to the rows as recorded (the lab only).

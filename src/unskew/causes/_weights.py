@@ -8,7 +8,7 @@ from unskew.causes._base import Cause, Gap, Intervention, Parameter, Reading
 from unskew.causes._contrast import contrast
 from unskew.trace import Trace
 
-__all__ = ["AdapterMissing", "Stale", "StalePrefixCache"]
+__all__ = ["AdapterMissing", "Stale", "StalePrefixCache", "TiedHead"]
 
 
 class Stale(Cause):
@@ -68,6 +68,30 @@ class AdapterMissing(Cause):
         elif gap.side != "trainer" and gap.trace.has("ref_logp"):
             reference = gap.trace.tokens("ref_logp").astype(np.float64)
             yield Intervention(self.id, {}, logp=lambda logp, _: reference)
+
+
+class TiedHead(Cause):
+    """The body is current and the head is not: a tied embedding was pushed once, its copy in the head stayed (methods 26)."""
+
+    id = "weights.tied-head"
+    says = (
+        "one side's log-probs are those of the current body under an older head: the tied embedding was synced, its copy was not"
+    )
+    sides = frozenset({"rollout", "trainer"})
+    screens_on = "the gap depends on the token id and grows with every update; an older head on the current body reproduces it"
+    refute = "no older head under the current body is nearer to the recorded log-probs than the current head"
+    remedy = "push lm_head.weight as well as embed_tokens.weight, or tie them again after the push; compare a fingerprint of both after a sync"
+    settings = ("rollout.weight_sync",)
+    needs_model = True
+
+    def intervene(self, **parameters: Parameter) -> Intervention:
+        lag = int(parameters["lag"])
+        return Intervention(self.id, {"lag": lag}, scorer=f"head-of:older:{lag}")
+
+    def propose(self, gap: Gap) -> Iterable[Intervention]:
+        for name in sorted(gap.counterfactual.scorers):
+            if name.startswith("head-of:older:"):
+                yield self.intervene(lag=int(name.removeprefix("head-of:older:")))
 
 
 class StalePrefixCache(Cause):

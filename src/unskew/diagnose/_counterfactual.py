@@ -41,7 +41,8 @@ class RecordCounterfactual:
 class ModelCounterfactual:
     """The clean scorer, an HF model in fp32, and the other scorers it can be replaced with.
 
-    Each scorer's body runs once; hypotheses that share a scorer share one pass over the logits.
+    Each scorer's body runs once; hypotheses that share a scorer share one pass over the logits. "head-of:older:1" is the
+    clean body under the head of that checkpoint.
 
     Args:
         trace: the usable rows.
@@ -66,6 +67,7 @@ class ModelCounterfactual:
         self._routing = trace.rows("routed_experts") if trace.has("routed_experts") else None
         self._states: dict[tuple[str, ...], HeadStates] = {}
         self.scorers = frozenset(name for name in load if name and name not in ("bfloat16", "float16"))
+        self.scorers |= {f"head-of:{name}" for name in self.scorers if name.startswith("older:")}
         self.scorers |= {"bos"} if bos_id is not None else set()
         self.scorers |= {"routing"} if self._routing is not None else set()
 
@@ -106,15 +108,22 @@ class ModelCounterfactual:
 
     def _at(self, key: tuple[str, ...]) -> "HeadStates":
         if key not in self._states:
-            models = [name for name in key if name in self._load]
-            if len(models) > 1:
-                raise UnskewError(f"one hypothesis names two models: {models}", exit_code=2)
-            prompts = [self._toggle_bos(ids) for ids in self._prompts] if "bos" in key else self._prompts
-            self.forwards += 1
-            self._states[key] = self._load[models[0] if models else ""]().forward(
-                prompts, self._responses, routed_experts=self._routing if "routing" in key else None
-            )
+            self._states[key] = self._new(key)
         return self._states[key]
+
+    def _new(self, key: tuple[str, ...]) -> "HeadStates":
+        heads = [name for name in key if name.startswith("head-of:")]
+        models = [name for name in key if name in self._load]
+        if len(heads) + len(models) > 1:
+            raise UnskewError(f"one hypothesis names two models: {heads + models}", exit_code=2)
+        if heads:
+            body = tuple(name for name in key if name not in heads)
+            return self._at(body).under(self._load[heads[0].removeprefix("head-of:")]().head)
+        prompts = [self._toggle_bos(ids) for ids in self._prompts] if "bos" in key else self._prompts
+        self.forwards += 1
+        return self._load[models[0] if models else ""]().forward(
+            prompts, self._responses, routed_experts=self._routing if "routing" in key else None
+        )
 
     def _toggle_bos(self, prompt: np.ndarray) -> np.ndarray:
         if not len(prompt) or self._bos_id is None:

@@ -30,7 +30,7 @@ def search(gap: Gap, at_floor: Callable[[Gap], bool], *, causes: Iterable[Cause]
     while len(gap.accepted) < MOST_CAUSES and not at_floor(gap):
         used = {intervention.cause for intervention in gap.accepted}
         new = [intervention for cause in causes if cause.id not in used for intervention in cause.propose(gap)]
-        best = _best(gap, [(*gap.accepted, intervention) for intervention in new]) or _best(gap, _joint(gap, causes, used))
+        best = _best(gap, [both for i in new if _one_model(both := (*gap.accepted, i))]) or _best(gap, _joint(gap, causes, used))
         if best is None:
             break
         gap = _refit(gap.under(best))
@@ -48,6 +48,11 @@ def _joint(gap: Gap, causes: Sequence[Cause], used: set[str]) -> list[tuple[Inte
             if cause.id not in used and cause.id in CAUSES[old.cause].trades_with
         ]
     return out
+
+
+def _one_model(hypothesis: Sequence[Intervention]) -> bool:
+    """Whether at most one of them puts other weights in the place of the clean scorer's."""
+    return sum(i.scorer not in ("", "bos", "routing") for i in hypothesis) <= 1
 
 
 def _best(gap: Gap, candidates: Sequence[tuple[Intervention, ...]]) -> tuple[Intervention, ...] | None:

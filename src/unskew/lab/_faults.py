@@ -87,6 +87,7 @@ FAULTS: Mapping[str, Fault] = {
         Fault("record.row-order", lambda rng: {"step": int(rng.integers(1, 6))}, side="trainer"),
         Fault("template.bos"),
         Fault("weights.stale", lambda rng: {"lag": int(rng.integers(1, 4))}),
+        Fault("weights.tied-head", lambda rng: {"lag": int(rng.integers(1, 4))}),
         Fault("numerics.body", lambda _: {"dtype": "bfloat16"}),
         Fault("numerics.logp-storage", lambda rng: {"dtype": str(rng.choice(["bfloat16", "float16"]))}),
         Fault("routing.flips", lambda rng: {"mantissa_bits": int(rng.integers(2, 5))}, model="moe"),
@@ -151,11 +152,14 @@ def _sample(
     messages = prompts(n, seed=seed)
     tokenizer = scorer(model).tokenizer
     ids = [tokenizer.apply_chat_template(m, add_generation_prompt=True, return_dict=False) for m in messages]
-    path = model_path(model)
-    if change.scorer.startswith("older:"):
-        path = model_path(f"dense-old-{change.scorer.removeprefix('older:')}")
     run_dtype = change.scorer if change.scorer in ("bfloat16", "float16") else dtype
-    inner = HFScorer.load(path, dtype=run_dtype)
+    inner = HFScorer.load(model_path(model), dtype=run_dtype)
+    if "older:" in change.scorer:
+        old = HFScorer.load(model_path(f"dense-old-{parameters['lag']}"), dtype=run_dtype)
+        if change.scorer.startswith("head-of:"):
+            inner.model.lm_head.weight = torch.nn.Parameter(old.model.lm_head.weight.detach().clone())
+        else:
+            inner = old
     engine = HFEngine(inner, path=model)
     given = [prompt[1:] for prompt in ids] if change.scorer == "bos" else ids
     with _low_precision_router(inner.model, int(parameters.get("mantissa_bits", 0))):

@@ -71,6 +71,12 @@ class HeadStates:
         """States whose logits (N, V) are known already."""
         return cls(logits, lambda hidden: hidden, prompts, responses)
 
+    def under(self, head: Callable[[torch.Tensor], torch.Tensor]) -> "HeadStates":
+        """The same hidden states under another head."""
+        return HeadStates(
+            self._hidden, head, self._prompts, self._responses, cache_bytes=self._cache_bytes, missing=self._missing
+        )
+
     def __len__(self) -> int:
         return len(self._ids)
 

@@ -118,7 +118,7 @@ class HFScorer:
         )
         width = self.model.get_output_embeddings().weight.shape[1]
         states = torch.cat([p for p in parts if p is not None]) if parts else torch.zeros((0, width))
-        return HeadStates(states, self._head, prompts, responses, missing=missing)
+        return HeadStates(states, self.head, prompts, responses, missing=missing)
 
     def routing(self, prompts: Sequence[Ids], responses: Sequence[Ids]) -> list[np.ndarray]:
         """Expert ids this model chooses, one (tokens, layers, k) array a sequence over prompt + response.
@@ -158,7 +158,7 @@ class HFScorer:
         finally:
             handle.remove()
         hidden = kept[0]
-        own, ours = output.logits[:, -1].float(), self._head(hidden[:, -1]).float()
+        own, ours = output.logits[:, -1].float(), self.head(hidden[:, -1]).float()
         if own.shape != ours.shape or not torch.allclose(own, ours, rtol=2e-2, atol=2e-2 * float(own.abs().max())):
             raise UnskewError(
                 f"{type(self.model).__name__}: its logits are not its output embedding applied to its last hidden states",
@@ -166,7 +166,8 @@ class HFScorer:
             )
         return hidden
 
-    def _head(self, hidden: torch.Tensor) -> torch.Tensor:
+    def head(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Logits (…, V) of last hidden states (…, D), softcap and scaling included."""
         logits = self.model.get_output_embeddings()(hidden)
         if (scale := getattr(self._config, "logit_scale", None)) is not None:
             logits = logits * scale

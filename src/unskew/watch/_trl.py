@@ -88,7 +88,7 @@ class TRLRecorder:
         args, step = trainer.args, int(trainer.state.global_step)
         sampling = {"temperature": args.temperature, "top_p": args.top_p, "top_k": max(args.top_k or 0, 0), "min_p": args.min_p,
                     "repetition_penalty": args.repetition_penalty, "logprobs_mode": "processed"}  # fmt: skip
-        engine = "vllm" if trainer.use_vllm else "transformers"
+        source = self._source()
         rows = []
         for k in range(len(completion)):
             keep = mask[k].bool()
@@ -101,17 +101,23 @@ class TRLRecorder:
                 "prompt_ids": batch["prompt_ids"][k][batch["prompt_mask"][k].bool()].tolist(), "response_ids": tokens,
                 "rollout_logp": self._rollout(batch, k, tokens, keep), "old_logp": old[k][keep].tolist(),
                 "advantage": [float(batch["advantages"][k].reshape(-1)[0])] * n, "old_version": step, "train_version": step,
-                "weight_version": [step] * n, "sampling": sampling, "source": {"engine": engine},
+                "weight_version": [step] * n, "sampling": sampling, "source": source,
                 "trainer": {"framework": "trl", "dtype": str(trainer.model.dtype).removeprefix("torch."), "temperature": args.temperature,
                             "mode": "train" if trainer.model.training else "eval"},
                 "sampled": "uniform", "selection": "none",
             })  # fmt: skip
-        if not trainer.use_vllm:
-            for row in rows:
-                row["source"]["dtype"] = row["trainer"]["dtype"]
         self.directory.mkdir(parents=True, exist_ok=True)
         write(Trace.from_rows(rows), self.directory / f"step-{step:06d}-{self.n_batches:06d}.parquet", force=True)
         self.n_batches += 1
+
+    def _source(self) -> dict[str, str]:
+        """The engine, and its dtype where it runs in this process (vLLM's server does not tell)."""
+        trainer = self._trainer
+        if not trainer.use_vllm:
+            return {"engine": "transformers", "dtype": str(trainer.model.dtype).removeprefix("torch.")}
+        if trainer.vllm_mode == "colocate":
+            return {"engine": "vllm", "dtype": str(trainer.vllm_generation.llm.model_config.dtype).removeprefix("torch.")}
+        return {"engine": "vllm"}
 
     def _rollout(self, batch: dict[str, Any], k: int, tokens: list[int], keep: Any) -> list[float]:
         if "sampling_per_token_logps" in batch:
