@@ -8,9 +8,11 @@ from unskew.measure._estimators import k3_reverse as k3_reverse
 from unskew.measure._figures import Figure as Figure
 from unskew.measure._figures import Mismatch as Mismatch
 from unskew.measure._figures import compute as compute
+from unskew.measure._layout import Layout as Layout
 from unskew.measure._measure import Measurement as Measurement
 from unskew.measure._measure import measure as measure
 from unskew.measure._measure import measure_path as measure_path
 from unskew.measure._psis import PSIS as PSIS
 from unskew.measure._psis import psis as psis
+from unskew.measure._psis import smooth_tail as smooth_tail
 from unskew.measure._state import MismatchState as MismatchState

@@ -60,9 +60,7 @@ class Layout:
         cu = np.asarray(cu_seqlens.tolist() if hasattr(cu_seqlens, "tolist") else cu_seqlens, np.int64)
         n = like.shape[0]
         if like.ndim != 1 or cu.ndim != 1 or len(cu) < 1 or cu[0] != 0 or cu[-1] != n or (np.diff(cu) < 0).any():
-            raise UnskewError(
-                f"cu_seqlens must rise from 0 to {n}", hint="packed log-probs are (N,), bounds (B+1,)", exit_code=2
-            )
+            raise UnskewError(f"cu_seqlens must rise from 0 to {n}", hint="packed log-probs are (N,), bounds (B+1,)", exit_code=2)
         lengths = np.diff(cu)
         shape = (len(lengths), int(lengths.max(initial=0)))
         valid = np.arange(shape[1]) < lengths[:, None]

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-__all__ = ["PSIS", "psis", "psis_of_tail"]
+__all__ = ["PSIS", "psis", "psis_of_tail", "smooth_tail"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,15 +56,48 @@ def psis_of_tail(largest: np.ndarray, n: int) -> PSIS:
     excess = np.exp(largest[:size] - largest[0]) - np.exp(cut - largest[0])
     if not excess[0] > 0 or excess[0] <= 1e-12 * np.exp(cut - largest[0]):
         return PSIS(float("-inf"), threshold, 10.0, n)
-    khat = _gpd_shape(np.sort(excess))
+    khat = _gpd(np.sort(excess))[0]
     needed = float("inf") if khat >= 1 else float(10 ** (1 / (1 - max(khat, 0.0))))
     return PSIS(khat, threshold, needed, n)
 
 
-def _gpd_shape(x: np.ndarray) -> float:
-    """Shape of a generalised Pareto distribution from ascending excesses, by the weighted profile of Zhang & Stephens.
+def smooth_tail(log_weights: np.ndarray) -> np.ndarray:
+    """Log-weights whose tail is replaced by the quantiles of its fitted Pareto distribution, none above the largest raw one.
 
-    With the weak prior of 10 observations at 0.5.
+    Args:
+        log_weights: (n,) float64; a tail of fewer than 5, or a constant one, is left as it is.
+
+    Example:
+        >>> raw = np.log(np.random.default_rng(0).pareto(1.5, 4000))
+        >>> smooth = smooth_tail(raw)
+        >>> bool(smooth.max() <= raw.max()), int((smooth != raw).sum())
+        (True, 189)
+
+    Reference: Vehtari, Simpson, Gelman, Yao & Gabry, Pareto smoothed importance sampling (2024).
+    """
+    n = len(log_weights)
+    size = tail_size(n)
+    if size < 5 or n <= size:
+        return log_weights
+    order = np.argsort(log_weights, kind="stable")
+    tail, cut = order[-size:], log_weights[order[-size - 1]]
+    top = log_weights[tail[-1]]
+    base = np.exp(cut - top)
+    excess = np.exp(log_weights[tail] - top) - base
+    if not excess[-1] > 1e-12 * base:
+        return log_weights
+    k, sigma = _gpd(excess[excess > 0])
+    p = (np.arange(1, size + 1) - 0.5) / size
+    quantile = sigma * (np.expm1(-k * np.log1p(-p)) / k if abs(k) > 1e-12 else -np.log1p(-p))
+    out = log_weights.copy()
+    out[tail] = np.minimum(np.log(quantile + base), 0.0) + top
+    return out
+
+
+def _gpd(x: np.ndarray) -> tuple[float, float]:
+    """(shape, scale) of a generalised Pareto distribution from ascending excesses > 0, by the weighted profile of Zhang & Stephens.
+
+    The shape has the weak prior of 10 observations at 0.5.
 
     Reference: Zhang & Stephens, Technometrics 51 (2009); Vehtari et al. (2024), appendix.
     """
@@ -77,5 +110,6 @@ def _gpd_shape(x: np.ndarray) -> float:
     profile = n * (np.log(-b / k) - k - 1)
     weight = np.exp(profile - profile.max())
     weight /= weight.sum()
-    shape = float(np.log1p(-float((b * weight).sum()) * x).mean())
-    return (n * shape + 10 * 0.5) / (n + 10)
+    b_mean = float((b * weight).sum())
+    shape = float(np.log1p(-b_mean * x).mean())
+    return (n * shape + 10 * 0.5) / (n + 10), -shape / b_mean
