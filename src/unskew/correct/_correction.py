@@ -179,16 +179,14 @@ def _exp(xp: Any, values: Any, low: float, high: float) -> Any:
 
 
 def _mean(batch: Batch, weight: Any, keep: Any, *, by_sequence: bool) -> Any:
+    """Mean of the weights over what is kept; 1 where that is nothing, or only zeros."""
     xp = batch.layout.xp
     count = xp.sum(xp.astype(keep, xp.float64), axis=1)
     total = xp.sum(weight, axis=1, dtype=xp.float64)
     if by_sequence:
-        used = count > 0
-        mean = xp.sum(xp.where(used, total / xp.where(used, count, xp.ones_like(count)), xp.zeros_like(total)))
-        mean = mean / xp.sum(xp.astype(used, xp.float64))
-    else:
-        mean = xp.sum(total) / xp.sum(count)
-    # Nothing kept, or only zeros: there is nothing to normalise.
+        total, count = total / xp.maximum(count, xp.ones_like(count)), xp.astype(count > 0, xp.float64)
+    n = xp.sum(count)
+    mean = xp.sum(total) / xp.maximum(n, xp.ones_like(n))
     return xp.astype(xp.where(mean > 0, mean, xp.ones_like(mean)), weight.dtype)
 
 

@@ -50,7 +50,7 @@ class Layout:
         xp, where = array_namespace(like), device(like)
         if mask is not None and tuple(mask.shape) != tuple(like.shape):
             raise UnskewError(f"mask has shape {tuple(mask.shape)}, the log-probs {tuple(like.shape)}", exit_code=2)
-        keep = xp.ones(like.shape, dtype=xp.bool, device=where) if mask is None else mask != 0
+        keep = xp.ones(like.shape, dtype=xp.bool, device=where) if mask is None else xp.astype(mask, xp.bool)
         if cu_seqlens is None:
             if like.ndim != 2:
                 raise UnskewError(
