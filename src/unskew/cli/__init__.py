@@ -19,6 +19,7 @@ COMMANDS = {
     "lint": "list what is wrong with a trace's rows",
     "import": "convert another dump to a trace",
     "measure": "how far apart, with intervals",
+    "correct": "what each correction would do to this trace",
     "diagnose": "name the cause and the fix",
     "report": "write one self-contained HTML page",
     "demo": "record with a planted fault and diagnose it",

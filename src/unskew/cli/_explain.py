@@ -20,19 +20,25 @@ def command(topic: str | None, as_json: bool) -> None:
     unskew explain trace
     """
     from unskew.causes import CAUSES
+    from unskew.correct import METHODS
     from unskew.measure._explain import FIGURES
 
     figure = next((name for name in FIGURES if topic and (topic == name or topic.startswith(f"{name}_"))), None)
     result: dict[str, Any]
     if topic is None:
-        result = {"topics": ["trace", "exit-codes"], "figures": list(FIGURES), "causes": list(CAUSES)}
+        result = {"topics": ["trace", "exit-codes", "corrections"], "figures": list(FIGURES), "causes": list(CAUSES)}
     elif topic == "trace":
         from unskew.trace import SCHEMA, TOKEN_COLUMNS
 
         result = {f.name: f"{f.type}{', one value a response token' if f.name in TOKEN_COLUMNS else ''}" for f in SCHEMA}
+    elif topic == "corrections":
+        result = {method.signature(): f"{method.says} ({method.source})" for method in METHODS.values()}
     elif topic == "exit-codes":
         result = {"0": "clean", "1": "a finding at or above --fail-on", "2": "usage", "3": "inconclusive",
                   "4": "unreadable or invalid input", "130": "interrupted"}  # fmt: skip
+    elif topic in METHODS:
+        method = METHODS[topic]
+        result = {"written": method.signature(), "says": method.says, "decides for": method.level, "source": method.source}
     elif topic in CAUSES:
         cause = CAUSES[topic]
         result = {"says": cause.says, "sides": ", ".join(sorted(cause.sides)), "found by": cause.screens_on,

@@ -151,9 +151,9 @@ class Correction:
         for term in self.terms:
             if term.method.form in ("is", "tis", "mis", "psis"):
                 values, low, high = term.statistic(batch)
+                log_weight = xp.astype(xp.broadcast_to(values, layout.shape), batch.d.dtype)
                 if term.method.form == "psis":
                     values = smoothed(batch, values, by_sequence=term.method.level == "seq")
-                log_weight = xp.astype(xp.broadcast_to(values, layout.shape), batch.d.dtype)
                 weight = _exp(xp, values, low, high)
                 weight = xp.astype(xp.broadcast_to(weight, layout.shape), batch.d.dtype)
         weight = xp.where(keep, weight, xp.zeros_like(weight))

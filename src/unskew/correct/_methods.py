@@ -28,6 +28,8 @@ class Method:
         takes: names of the arguments, as in "high" or "low, high".
         defaults: what stands where no argument is given.
         level: "token", or what decides for a whole prefix, turn or sequence.
+        unit: what the arguments are: "ratio" (the statistic is its log), "nat" (they bound the statistic itself), or ""
+            where they bound something that a clean run does not show.
         says: one line.
         source: paper and year.
     """
@@ -39,6 +41,7 @@ class Method:
     takes: tuple[tuple[str, ...], ...]
     defaults: tuple[float, ...]
     level: str
+    unit: Literal["ratio", "nat", ""]
     says: str
     source: str
 
@@ -102,7 +105,7 @@ def _weights() -> list[Method]:
         words, source, high = _LEVEL_WORDS[level], _LEVEL_SOURCES[level], _DEFAULTS[level]
         two = (1 / high, high) if level == "geo" else (0.5, high)
         two = (0.999, 1.001) if level == "geo" else two
-        make = partial(Method, statistic=statistic, level=level, source=source)
+        make = partial(Method, statistic=statistic, level=level, source=source, unit="ratio")
         out += [
             make(f"{level}-is", "is", bounds=_free, takes=((),), defaults=(), says=f"weight {words}, unbounded"),
             make(f"{level}-tis", "tis", bounds=_ratio_bounds, takes=_ONE_OR_TWO, defaults=(high,), says=f"weight {words}, clipped"),
@@ -130,7 +133,7 @@ def _rejections() -> list[Method]:
             both = estimator == "k1"
             out.append(Method(
                 name, "mask", statistic, _symmetric if both else _at_most, (("bound",), ("low", "high")) if both else (("bound",),),
-                (0.05,) if over != "sum" else (1.0,), "token" if over == "token" else "seq",
+                (0.05,) if over != "sum" else (1.0,), "token" if over == "token" else "seq", "nat",
                 f"rejected where {words} (nats{', −d' if both else ''}) is {'outside ±bound' if both else 'above the bound'}",
                 "Schulman 2020; verl's rollout_rs",
             ))  # fmt: skip
@@ -138,26 +141,26 @@ def _rejections() -> list[Method]:
 
 
 _OTHERS = [
-    Method("icepop", "mis", lambda batch, *_: batch.d, _ratio_bounds, (("low", "high"),), (0.5, 5.0), "token",
+    Method("icepop", "mis", lambda batch, *_: batch.d, _ratio_bounds, (("low", "high"),), (0.5, 5.0), "token", "ratio",
            "weight ρ_t between two bounds; outside rejected", "IcePop (2025)"),
-    Method("kpop", "mask", lambda batch, *_: _tests.binary_kl_both(batch), _at_most, (("bound",),), (0.05,), "token",
+    Method("kpop", "mask", lambda batch, *_: _tests.binary_kl_both(batch), _at_most, (("bound",),), (0.05,), "token", "nat",
            "rejected where either binary KL of the token is above the bound", "KPop in Ring-2.6 (2026)"),
-    Method("veto", "mask", lambda batch, *_: _tests.smallest(batch), lambda _, low: (_log(low), math.inf), (("low",),), (1e-4,), "seq",
+    Method("veto", "mask", lambda batch, *_: _tests.smallest(batch), lambda _, low: (_log(low), math.inf), (("low",),), (1e-4,), "seq", "ratio",
            "the sequence is rejected where any ρ_t is below the bound", "verl; slime (2025)"),
     Method("veto-high", "mask", lambda batch, *_: _tests.largest(batch), lambda _, high: (-math.inf, _log(high)), (("high",),), (100.0,),
-           "seq", "the sequence is rejected where any ρ_t is above the bound", "SkyRL (2026)"),
-    Method("opsm", "mask", lambda batch, *_: _tests.opsm(batch), _at_most, (("bound",),), (0.5,), "seq",
+           "seq", "ratio", "the sequence is rejected where any ρ_t is above the bound", "SkyRL (2026)"),
+    Method("opsm", "mask", lambda batch, *_: _tests.opsm(batch), _at_most, (("bound",),), (0.5,), "seq", "",
            "negative advantages of sequences whose mean rollout_logp − logp is above the bound are rejected", "DeepSeek-V3.2 (2025)"),
     Method("m2po", "mask", lambda batch, *_: _tests.square(batch), lambda batch, tau: (-math.inf, _tests.second_moment(batch, tau)),
-           (("bound",),), (0.04,), "token", "the largest d² are rejected until the mean of the rest is within the bound", "M2PO (2025)"),
+           (("bound",),), (0.04,), "token", "", "the largest d² are rejected until the mean of the rest is within the bound", "M2PO (2025)"),
     Method("dppo-tv", "mask", lambda batch, *args: _tests.dppo_tv(batch, *(args * 2)[:2]), lambda _, *__: (-math.inf, 1.0),
-           (("bound",), ("low", "high")), (0.15,), "token",
+           (("bound",), ("low", "high")), (0.15,), "token", "",
            "rejected where the token's probability has moved beyond the bound in the direction of its advantage", "DPPO (2026)"),
-    Method("dppo-kl", "mask", lambda batch, *_: _tests.dppo_kl(batch), _at_most, (("bound",),), (0.05,), "token",
+    Method("dppo-kl", "mask", lambda batch, *_: _tests.dppo_kl(batch), _at_most, (("bound",),), (0.05,), "token", "",
            "rejected where the binary KL from the sampler is above the bound in the direction of its advantage", "DPPO (2026)"),
-    Method("batch-norm", "batch-norm", lambda batch, *_: batch.d, _free, ((),), (), "token",
+    Method("batch-norm", "batch-norm", lambda batch, *_: batch.d, _free, ((),), (), "token", "",
            "weights over their mean over the tokens kept", "verl (2025)"),
-    Method("seq-batch-norm", "batch-norm", lambda batch, *_: batch.d, _free, ((),), (), "seq",
+    Method("seq-batch-norm", "batch-norm", lambda batch, *_: batch.d, _free, ((),), (), "seq", "",
            "weights over the mean of their means over the sequences kept", "verl (2025)"),
 ]  # fmt: skip
 

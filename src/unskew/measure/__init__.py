@@ -1,5 +1,6 @@
 """How far apart, above which floor, does it matter? Estimators, mergeable state, figures with intervals."""
 
+from unskew.measure._clusters import cluster_mean as cluster_mean
 from unskew.measure._estimators import chi2 as chi2
 from unskew.measure._estimators import k1 as k1
 from unskew.measure._estimators import k2 as k2

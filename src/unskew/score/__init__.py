@@ -13,6 +13,7 @@ from unskew.score._transforms import SamplingTransform as SamplingTransform
 if TYPE_CHECKING:
     from unskew.score._engine_hf import HFEngine as HFEngine
     from unskew.score._engine_vllm import VLLMEngine as VLLMEngine
+    from unskew.score._gradient import head_gradients as head_gradients
     from unskew.score._head import HeadStates as HeadStates
     from unskew.score._head import TokenScores as TokenScores
     from unskew.score._hf import HFScorer as HFScorer
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 _NEEDS_TORCH = {
     "HFEngine": "_engine_hf",
     "VLLMEngine": "_engine_vllm", "HeadStates": "_head", "TokenScores": "_head", "HFScorer": "_hf", "capture_routing": "_routing",
-    "replay_routing": "_routing", "routers": "_routing",
+    "head_gradients": "_gradient", "replay_routing": "_routing", "routers": "_routing",
 }  # fmt: skip
 
 

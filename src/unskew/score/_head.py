@@ -149,6 +149,15 @@ class HeadStates:
         out[:, self._missing] = np.nan
         return TokenScores(*out)
 
+    @torch.no_grad()
+    def residuals(self) -> Iterator[tuple[int, torch.Tensor, torch.Tensor]]:
+        """(first token, hidden (n, D), e_y − p (n, V)) in chunks: the gradient of log p(y) by the logits."""
+        for start, logits in self._logits():
+            stop = start + len(logits)
+            residual = -logits.softmax(1)
+            residual.scatter_add_(1, self._ids[start:stop, None], torch.ones_like(residual[:, :1]))
+            yield start, self._hidden[start:stop], residual
+
     def _logits(self) -> Iterator[tuple[int, torch.Tensor]]:
         """Chunks of float32 logits: (first token, (n, V))."""
         if not len(self):
