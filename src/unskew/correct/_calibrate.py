@@ -23,7 +23,7 @@ class Bin:
         shortest, longest: tokens in the loss, both included; `longest` is None in the last bin.
         n: clean sequences behind it.
         correction: with the calibrated bounds.
-        false_reject: share of the clean tokens that bounds from the other half of the bin reject.
+        false_reject: share of the clean tokens (or sequences) of one half of the bin that bounds from the other half reject.
     """
 
     shortest: int
@@ -107,11 +107,11 @@ def calibrate(correction: Correction, clean: Batch, *, false_reject: float) -> C
                 continue
             values = np.broadcast_to(np.asarray(_numpy(term.statistic(clean)[0])), mask.shape)
             terms.append(_with_bounds(term, _values(term, values, mask, rows), false_reject))
-            half = _with_bounds(term, _values(term, values, mask, rows[::2]), false_reject)
-            test = _values(term, values, mask, rows[1::2])
-            low, high = half.method.bounds(clean, *half.args)
-            held.append(float(((test < low) | (test > high)).mean()) if len(test) else float("nan"))
-        bins.append(Bin(shortest, longest, len(rows), Correction(tuple(terms)), max(held)))
+            held.append(np.mean([
+                _outside(_with_bounds(term, _values(term, values, mask, rows[k::2]), false_reject), _values(term, values, mask, rows[1 - k :: 2]))
+                for k in (0, 1)
+            ]))  # fmt: skip
+        bins.append(Bin(shortest, longest, len(rows), Correction(tuple(terms)), float(max(held))))
     return Calibrated(correction, tuple(bins))
 
 
@@ -120,6 +120,12 @@ def _values(term: Term, values: np.ndarray, mask: np.ndarray, rows: np.ndarray) 
     if term.method.level in ("seq", "geo"):
         return values[rows, mask[rows].argmax(axis=1)]
     return values[rows][mask[rows]]
+
+
+def _outside(term: Term, values: np.ndarray) -> float:
+    """Share of the values outside the term's bounds."""
+    low, high = term.method.bounds(None, *term.args)
+    return float(((values < low) | (values > high)).mean()) if len(values) else float("nan")
 
 
 def _with_bounds(term: Term, values: np.ndarray, false_reject: float) -> Term:
