@@ -1,6 +1,7 @@
 """Sufficient statistics of a mismatch that merge: over shards, ranks and steps."""
 
 from dataclasses import dataclass, fields
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,9 @@ MEANS = (
 
 _BINS = 1 << 16
 _CHUNK = 1 << 16
+_EDGES = (np.arange(_BINS, dtype=np.uint32) << np.uint32(16)).view(np.float32)
+_COMPILED = 1 << 18
+"""Tokens in one call from which on the compiled scan is used where numba is installed: loading it takes half a second."""
 _BIG = 30.0
 
 
@@ -110,6 +114,9 @@ class MismatchState:
         more = [None if values is None else _numpy(values) for values in (entropy, noise_scale)]
         groups = None if group_ids is None else np.unique(_numpy(group_ids), return_inverse=True)[1]
         tally = _Tally(len(cu) - 1)
+        if n >= _COMPILED and find_spec("numba"):
+            tally.scan(rollout, old, keep != 0, cu, *more)
+            return tally.state(groups)
         start = 0
         while start < len(cu) - 1:
             stop = max(start + 1, int(np.searchsorted(cu, cu[start] + _CHUNK, side="right")) - 1)
@@ -209,6 +216,26 @@ class _Tally:
             self.by_sequence[11, rows] = _segments(np.where(known, scale.astype(np.float64) ** 2, 0.0), cu)
             self.n_by_sequence[10:12, rows] = _segments(known.astype(np.float64), cu)
 
+    def scan(
+        self, rollout: np.ndarray, old: np.ndarray, mask: np.ndarray, cu: np.ndarray,
+        entropy: np.ndarray | None, scale: np.ndarray | None,
+    ) -> None:  # fmt: skip
+        """All sequences at once by the compiled kernel: the same counts, sums within rounding."""
+        from unskew.measure._fused import scan
+
+        none = np.zeros(0, np.float32)
+        tables, counts, top = np.zeros((2, _BINS), np.int64), np.zeros((3, len(cu) - 1)), np.empty(4 * TOP)
+        bad = np.zeros(3, np.int64)
+        self.max_abs, filled = scan(
+            _floats(rollout), _floats(old), none.view(np.uint8) if mask.all() else mask.view(np.uint8), cu,
+            none if entropy is None else _floats(entropy), none if scale is None else _floats(scale), np.log(TAUS), _EDGES,
+            self.by_sequence, counts, self.big_by_sequence, tables, self.above, bad, self.big, top, TOP,
+        )  # fmt: skip
+        self.n_masked, self.n_nan, self.n_inf = (int(x) for x in bad)
+        self.histogram += tables.sum(axis=0)
+        self.n_by_sequence[:9], self.n_by_sequence[9], self.n_by_sequence[10:] = counts[0], counts[1], counts[2]
+        self.tops = [top[:filled]]
+
     def state(self, groups: np.ndarray | None) -> MismatchState:
         used = self.n_by_sequence[0] > 0
         y, n = self.by_sequence[:, used], self.n_by_sequence[:, used]
@@ -239,6 +266,10 @@ def _numpy(values: Any) -> np.ndarray:
         values = values.detach().cpu()
         values = values.float() if str(values.dtype) == "torch.bfloat16" else values
     return np.asarray(values)
+
+
+def _floats(values: np.ndarray) -> np.ndarray:
+    return np.ascontiguousarray(values if values.dtype in (np.float32, np.float64) else values.astype(np.float32))
 
 
 def _segments(values: np.ndarray, cu: np.ndarray) -> np.ndarray:
