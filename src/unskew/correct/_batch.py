@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from unskew._errors import UnskewError
 from unskew.measure import Layout
 
@@ -11,24 +13,22 @@ __all__ = ["Batch"]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Batch:
-    """Arrays (B, T) of one batch, 0 where `mask` is 0; no gradient.
+    """Arrays (B, T) of one batch; no gradient.
 
     Args:
         layout: how the batch lies in memory.
         mask: bool, tokens in the loss whose log-ratio is finite.
         non_finite: bool, tokens in the loss whose log-ratio is not.
-        d: log-ratio old_logp − rollout_logp, at least float32.
-        rollout, old, logp: log-probs of the sampler, of the trainer at the sampling weights and at the current ones.
-        advantages, turn_ids: where given.
+        d: log-ratio old_logp − rollout_logp, at least float32, 0 where `mask` is 0.
+        raw: the log-probs of sampler, trainer at the sampling weights and trainer now, in the layout they came in.
+        advantages, turn_ids: where given, 0 outside the mask.
     """
 
     layout: Layout
     mask: Any
     non_finite: Any
     d: Any
-    rollout: Any
-    old: Any
-    logp: Any
+    raw: tuple[Any, Any, Any]
     advantages: Any
     turn_ids: Any
 
@@ -41,17 +41,35 @@ class Batch:
         rollout_logp, old_logp, logp, advantages = (_detached(x) for x in (rollout_logp, old_logp, logp, advantages))
         layout = Layout.of(rollout_logp, mask, cu_seqlens)
         xp = layout.xp
-        rollout, old = (_wide(xp, layout.padded(x)) for x in (rollout_logp, old_logp))
-        current = old if logp is None else _wide(xp, layout.padded(logp))
-        finite = xp.isfinite(rollout) & xp.isfinite(old) & xp.isfinite(current)
+        # At least float32: sums of log-ratios in bfloat16 and float16 are noise.
+        d = _difference(_wide(xp, layout.gathered(old_logp)), _wide(xp, layout.gathered(rollout_logp)))
+        finite = xp.isfinite(d) if logp is None else xp.isfinite(d) & xp.isfinite(layout.gathered(logp))
         keep = layout.mask & finite
-        zero = xp.zeros_like(old)
-        rollout, old, current = (xp.where(keep, x, zero) for x in (rollout, old, current))
         return cls(
-            layout, keep, layout.mask & ~finite, old - rollout, rollout, old, current,
+            layout, keep, layout.mask & ~finite, xp.where(keep, d, xp.zeros_like(d)),
+            (rollout_logp, old_logp, old_logp if logp is None else logp),
             None if advantages is None else layout.padded(advantages),
             None if turn_ids is None else layout.padded(turn_ids),
         )  # fmt: skip
+
+    @property
+    def rollout(self) -> Any:
+        """Log-probs of the sampler, 0 outside the mask."""
+        return self._filled(0)
+
+    @property
+    def old(self) -> Any:
+        """Log-probs of the trainer at the weights that sampled, 0 outside the mask."""
+        return self._filled(1)
+
+    @property
+    def logp(self) -> Any:
+        """Log-probs of the trainer now, 0 outside the mask."""
+        return self._filled(2)
+
+    def _filled(self, index: int) -> Any:
+        values = _wide(self.layout.xp, self.layout.gathered(self.raw[index]))
+        return self.layout.xp.where(self.mask, values, self.layout.xp.zeros_like(values))
 
     def need(self, name: str, method: str) -> Any:
         """An optional array, or the error that says which method wants it."""
@@ -85,6 +103,13 @@ def _detached(values: Any) -> Any:
     return values.detach() if hasattr(values, "detach") else values
 
 
+def _difference(a: Any, b: Any) -> Any:
+    """a − b; numpy warns where both are the same infinity, which is counted here."""
+    if isinstance(a, np.ndarray):
+        with np.errstate(invalid="ignore"):
+            return a - b
+    return a - b
+
+
 def _wide(xp: Any, values: Any) -> Any:
-    """At least float32: bfloat16 and float16 sums of log-ratios are noise."""
     return values if values.dtype in (xp.float32, xp.float64) else xp.astype(values, xp.float32)

@@ -50,6 +50,11 @@ class Calibrated:
         """Terms of the bin with the longest sequences."""
         return self.bins[-1].correction.terms
 
+    @property
+    def weighting(self) -> Term | None:
+        """Term of the bin with the longest sequences that is an importance weight."""
+        return self.bins[-1].correction.weighting
+
     def __str__(self) -> str:
         return f"{self.written} calibrated on {sum(b.n for b in self.bins)} clean sequences"
 
@@ -149,7 +154,7 @@ def _short(value: float) -> float:
 
 
 def _fields(weights: Weights) -> tuple[Any, ...]:
-    return weights.weight, weights.keep, weights.log_weight, weights.non_finite
+    return weights.weight, weights.keep, weights.non_finite
 
 
 def _numpy(values: Any) -> Any:

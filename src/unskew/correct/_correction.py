@@ -3,8 +3,11 @@
 import difflib
 import math
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
 
 from unskew._errors import UnskewError
 from unskew.correct._batch import Batch
@@ -14,6 +17,7 @@ from unskew.correct._weights import Weights
 
 __all__ = ["Correction", "Term"]
 
+_BLOCK = 1 << 16
 _TERM = re.compile(r"\s*([a-z][a-z0-9-]*)\s*(?:\(([^()]*)\))?\s*")
 
 
@@ -135,32 +139,52 @@ class Correction:
         Raises:
             UnskewError: shapes that do not fit, or an array that a method needs is missing.
         """
-        return self.apply(
-            Batch.of(
-                rollout_logp, old_logp, mask=mask, cu_seqlens=cu_seqlens, logp=logp, advantages=advantages, turn_ids=turn_ids
+        given = {"mask": mask, "logp": logp, "advantages": advantages, "turn_ids": turn_ids}
+        if isinstance(rollout_logp, np.ndarray) and rollout_logp.ndim == 2 and rollout_logp.size > _BLOCK and self._by_rows:
+            return self._in_blocks(rollout_logp, old_logp, given)
+        return self.apply(Batch.of(rollout_logp, old_logp, cu_seqlens=cu_seqlens, **given))
+
+    @property
+    def _by_rows(self) -> bool:
+        """Whether each sequence's weights depend on that sequence alone."""
+        return not any(term.name == "m2po" or term.method.form in ("psis", "batch-norm") for term in self.terms)
+
+    def _in_blocks(self, rollout_logp: np.ndarray, old_logp: np.ndarray, given: Mapping[str, Any]) -> Weights:
+        """As one batch, in blocks of rows that stay in the cache."""
+        rows = max(1, _BLOCK // rollout_logp.shape[1])
+        weight = np.empty(rollout_logp.shape, np.float64 if rollout_logp.dtype == np.float64 else np.float32)
+        keep, non_finite = np.empty(weight.shape, bool), np.empty(weight.shape, bool)
+        for start in range(0, len(weight), rows):
+            part = slice(start, start + rows)
+            found = self.apply(
+                Batch.of(rollout_logp[part], old_logp[part], **{k: None if v is None else v[part] for k, v in given.items()})
             )
-        )
+            weight[part], keep[part], non_finite[part] = found.weight, found.keep, found.non_finite
+        return Weights(weight, keep, non_finite)
 
     def apply(self, batch: Batch) -> Weights:
         """Weights of a batch that is prepared already."""
         xp, layout = batch.layout.xp, batch.layout
         keep = batch.mask
         for term in self.terms:
-            keep = keep & term.within(batch)
-        weight, log_weight = xp.ones_like(batch.d), xp.zeros_like(batch.d)
-        for term in self.terms:
-            if term.method.form in ("is", "tis", "mis", "psis"):
-                values, low, high = term.statistic(batch)
-                log_weight = xp.astype(xp.broadcast_to(values, layout.shape), batch.d.dtype)
-                if term.method.form == "psis":
-                    values = smoothed(batch, values, by_sequence=term.method.level == "seq")
-                weight = _exp(xp, values, low, high)
-                weight = xp.astype(xp.broadcast_to(weight, layout.shape), batch.d.dtype)
+            if term.method.form in ("mis", "mask") or term.method.level != "token":
+                keep = keep & term.within(batch)
+        weight = xp.ones_like(batch.d)
+        if (term := self.weighting) is not None:
+            values, low, high = term.statistic(batch)
+            if term.method.form == "psis":
+                values = smoothed(batch, values, by_sequence=term.method.level == "seq")
+            weight = xp.astype(xp.broadcast_to(_exp(xp, values, low, high), layout.shape), batch.d.dtype)
         weight = xp.where(keep, weight, xp.zeros_like(weight))
         for term in self.terms:
             if term.method.form == "batch-norm":
                 weight = weight / _mean(batch, weight, keep, by_sequence=term.method.level == "seq")
-        return Weights(*(layout.restore(x) for x in (weight, keep, log_weight, batch.non_finite)))
+        return Weights(*(layout.restore(x) for x in (weight, keep, batch.non_finite)))
+
+    @property
+    def weighting(self) -> Term | None:
+        """The term that is an importance weight."""
+        return next((term for term in self.terms if term.method.form in ("is", "tis", "mis", "psis")), None)
 
 
 def _whole(term: Term, batch: Batch) -> Any:
@@ -173,9 +197,19 @@ def _whole(term: Term, batch: Batch) -> Any:
 def _exp(xp: Any, values: Any, low: float, high: float) -> Any:
     """exp of log-weights between bounds, the bounds themselves exact; +inf where it overflows."""
     top = math.log(float(xp.finfo(values.dtype).max)) - 1e-6
-    out = xp.exp(xp.clip(values, max(low, -1e4), min(high + 1, top)))
-    out = xp.where(values > top, xp.full_like(out, xp.inf), out)
-    return xp.clip(out, math.exp(low), math.exp(high) if high < top else math.inf)
+    if high < top:
+        return _between(xp, xp.exp(_between(xp, values, -math.inf, high + 1)), math.exp(low), math.exp(high))
+    out = _between(xp, xp.exp(_between(xp, values, -math.inf, top)), math.exp(low), math.inf)
+    return xp.where(values > top, xp.full_like(out, xp.inf), out)
+
+
+def _between(xp: Any, values: Any, low: float, high: float) -> Any:
+    """xp.clip, which some libraries make several times slower than two comparisons."""
+    if high < math.inf:
+        values = xp.minimum(values, xp.asarray(high, dtype=values.dtype, device=values.device))
+    if low > 0 or -math.inf < low < 0:
+        values = xp.maximum(values, xp.asarray(low, dtype=values.dtype, device=values.device))
+    return values
 
 
 def _mean(batch: Batch, weight: Any, keep: Any, *, by_sequence: bool) -> Any:

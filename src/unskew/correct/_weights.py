@@ -15,11 +15,9 @@ class Weights:
     Args:
         weight: float, 0 where `keep` is 0; carries no gradient.
         keep: bool; the mask without the rejected tokens.
-        log_weight: float, log of the raw importance weight that was bounded, before any bound; 0 where none was asked for.
         non_finite: bool; masked tokens whose log-ratio is NaN or infinite. They are rejected and counted, never "no gap".
     """
 
     weight: Any
     keep: Any
-    log_weight: Any
     non_finite: Any

@@ -90,13 +90,13 @@ def what_if(correction: Correction | Calibrated, trace: Trace, *, old: str = "ol
         known = mask & ~found.non_finite
         used = np.bincount(rows, mask, n_rows) > 0
         kept_rows = np.bincount(rows, found.keep, n_rows) > 0
-        levels = {term.method.level for term in correction.terms if term.method.form in ("is", "tis", "mis", "psis")}
-        by_sequence = bool(levels & {"seq", "geo"})
+        weighting = correction.weighting
+        by_sequence = weighting is not None and weighting.method.level in ("seq", "geo")
         unit = "sequences" if by_sequence else "tokens"
         first = np.flatnonzero(mask)
         if by_sequence:
             first = first[np.unique(rows[first], return_index=True)[1]]
-        raw = found.log_weight.astype(np.float64) if levels else d
+        raw = d if weighting is None else batch.layout.restore(np.broadcast_to(weighting.statistic(batch)[0], batch.layout.shape))
         figures = {
             "tokens_kept": mean(found.keep, "share of tokens"),
             "sequences_kept": cluster_mean(kept_rows[used].astype(float), np.ones(used.sum()), "share of sequences"),

@@ -73,16 +73,21 @@ class Layout:
 
     def padded(self, values: Any) -> Any:
         """(B, T) of values in the batch's layout; 0 where the mask is 0, so that what stands there does not matter."""
+        values = self.gathered(values)
+        return self.xp.where(self.mask, values, self.xp.zeros_like(values))
+
+    def gathered(self, values: Any) -> Any:
+        """(B, T) of values in the batch's layout, whatever stands where the mask is 0.
+
+        Raises:
+            UnskewError: another shape than the batch.
+        """
         size = self.shape if self.place is None else self.place.shape
         if tuple(values.shape) != tuple(size):
             raise UnskewError(f"an array of shape {tuple(values.shape)} beside log-probs {tuple(size)}", exit_code=2)
-        if self.index is not None:
-            values = self._gather(values) if values.shape[0] else self.xp.zeros(self.shape, dtype=values.dtype)
-        return self.xp.where(self.mask, values, self.xp.zeros_like(values))
-
-    def by_sequence(self, values: Any) -> Any:
-        """(B, T) of one value a sequence (B,)."""
-        return self.xp.broadcast_to(values[:, None], self.shape)
+        if self.index is None:
+            return values
+        return self._gather(values) if values.shape[0] else self.xp.zeros(self.shape, dtype=values.dtype)
 
     def restore(self, values: Any) -> Any:
         """(B, T) values back in the batch's layout."""
