@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 _SHOWN = (
     "logit_noise", "mean_abs", "max_abs", "abs_quantile_0.99", "kl_rollout_old_k1", "kl_rollout_old_k3", "kl_old_rollout_k3",
-    "mean_ratio", "kappa", "calibration", "calibration_z", "share_above_1.1", "share_above_2", "ess_token", "khat_token",
+    "mean_ratio", "kappa", "calibration", "calibration_z", "share_above_1.1", "share_above_2", "share_outside", "advantage_skew_positive", "advantage_skew_negative", "ess_token", "khat_token",
     "ess_sequence", "khat_sequence", "sequence_product_mean_abs", "sequence_geometric_sd", "log_perplexity_gap",
 )  # fmt: skip
 
@@ -27,10 +27,11 @@ _SHOWN = (
     type=click.Choice(["old_logp", "prefill_logp", "logp"]),
     help="What stands for the trainer.",
 )
-@click.option("--slices", is_flag=True, help="Also by position, probability, segment, last token and version lag.")
+@click.option("--slices", is_flag=True, help="Also by position, probability and what else the trace has columns for.")
+@click.option("--clip", nargs=2, type=float, default=(0.8, 1.2), show_default=True, help="Count ratios outside these two bounds.")
 @click.option("--max-k3", type=float, help="Exit 1 if kl_rollout_old_k3 is above this.")
 @json_option
-def command(trace: str, old: str, slices: bool, max_k3: float | None, as_json: bool) -> None:
+def command(trace: str, old: str, slices: bool, clip: tuple[float, float], max_k3: float | None, as_json: bool) -> None:
     """How far the rollout's and the trainer's log-probs are apart, in one pass over any size of trace.
 
     \b
@@ -40,7 +41,7 @@ def command(trace: str, old: str, slices: bool, max_k3: float | None, as_json: b
     """
     from unskew.measure import measure_path
 
-    result = measure_path(trace, old=old, slices=slices)
+    result = measure_path(trace, old=old, slices=slices, clip=clip)
     emit(result.to_dict(), as_json=as_json, human=lambda console: show_measurement(console, result))
     value = result.overall["kl_rollout_old_k3"].value
     if max_k3 is not None and (value is None or not value <= max_k3):
@@ -63,13 +64,21 @@ def show_measurement(console: "Console", result: "Measurement") -> None:
         if name in overall.figures:
             table.add_row(name, *_cells(overall[name]))
     console.print(table)
+    if result.factors:
+        table = Table(box=None, pad_edge=False, header_style="dim", title="π_θ/μ taken apart", title_justify="left")
+        for header in ("factor", "mean_abs", "k3", "share_outside", "ess_token", "correlation"):
+            table.add_column(header, justify="right" if header != "factor" else "left")
+        for name, part in result.factors.items():
+            values = (part.figures.get(n) for n in ("mean_abs", "kl_rollout_old_k3", "share_outside", "ess_token", "correlation"))
+            table.add_row(name, *("" if v is None or v.value is None else f"{v.value:.4g}" for v in values))
+        console.print(table)
     for kind, parts in result.slices.items():
         table = Table(box=None, pad_edge=False, header_style="dim", title=f"by {kind}", title_justify="left")
         for header in (kind, "mean_abs", "k3", "mean_log_ratio", "n"):
             table.add_column(header, justify="right" if header != kind else "left")
         for label, part in parts.items():
             values = (part[name].value for name in ("mean_abs", "kl_rollout_old_k3", "mean_log_ratio"))
-            table.add_row(label, *(f"{value:.4g}" for value in values), str(part["mean_abs"].n))
+            table.add_row(plain(label), *(f"{value:.4g}" for value in values), str(part["mean_abs"].n))
         console.print(table)
     for note in result.notes:
         console.print(f"note: {plain(note)}", style="dim")

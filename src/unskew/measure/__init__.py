@@ -9,6 +9,7 @@ from unskew.measure._estimators import k3_reverse as k3_reverse
 from unskew.measure._figures import Figure as Figure
 from unskew.measure._figures import Mismatch as Mismatch
 from unskew.measure._figures import compute as compute
+from unskew.measure._figures import share_outside as share_outside
 from unskew.measure._layout import Layout as Layout
 from unskew.measure._measure import Measurement as Measurement
 from unskew.measure._measure import measure as measure

@@ -51,6 +51,26 @@ FIGURES: Mapping[str, tuple[str, str, str]] = {
         "The tail that means hide; flips of experts show here.",
         "Ma et al. 2025",
     ),
+    "share_outside": (
+        "share of tokens with ρ outside two bounds (0.8 and 1.2 unless --clip says otherwise)",
+        "What a clip would act on before any update; the interval is what histogram bins leave open.",
+        "",
+    ),
+    "advantage_skew": (
+        "mean of A·d over tokens with A > 0 (positive) or A < 0 (negative)",
+        "How far the mismatch pushes with or against the update; moves before mean KL does.",
+        "",
+    ),
+    "advantage_weight_skew": (
+        "mean of A·(ρ − 1), by the sign of A",
+        "The first-order bias of an uncorrected policy gradient.",
+        "",
+    ),
+    "correlation": (
+        "correlation of mismatch (log π_old/μ) and update (log π_θ/π_old) over tokens",
+        "Far from 0: the update is undoing, or amplifying, the mismatch.",
+        "",
+    ),
     "sequence_product": ("S = Σ_t d_t of a sequence", "e^S is the sequence weight.", ""),
     "sequence_geometric": ("S / T", "Shrinks as T^−½, so a fixed bound is a test that depends on length.", ""),
     "log_perplexity_gap": ("mean rollout_logp − mean old_logp", "= −mean d.", ""),

@@ -1,8 +1,8 @@
 """Figures of a mismatch from its sufficient statistics: value, interval, unit, n."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from math import exp, inf, isfinite, nan, sqrt
+from dataclasses import dataclass, replace
+from math import exp, inf, isfinite, log, nan, sqrt
 from typing import Any
 
 import numpy as np
@@ -10,7 +10,7 @@ import numpy as np
 from unskew.measure._psis import psis_of_tail
 from unskew.measure._state import MEANS, TAUS, MismatchState
 
-__all__ = ["Figure", "Mismatch", "compute"]
+__all__ = ["Figure", "Mismatch", "compute", "share_outside"]
 
 _Z95 = 1.959964
 _QUANTILES = (0.5, 0.9, 0.99, 0.999)
@@ -80,9 +80,49 @@ def compute(state: MismatchState, *, withhold: str = "") -> Mismatch:
     out |= _assuming_mu(state, mean, ratio_excess, k3, withhold)
     out |= _weights(state, ratio_excess, square_excess)
     out |= _sequences(state)
-    noise = sqrt(state.sums[10] / state.sums[11]) if state.sums[11] > 0 else None
-    out["logit_noise"] = Figure(noise, "nat", int(state.counts[10]), why="" if noise is not None else "noise_scale is not known")
+    out["logit_noise"] = _logit_noise(state)
+    for name, index in (("advantage_skew", 12), ("advantage_weight_skew", 14)):
+        for sign, k in (("positive", 0), ("negative", 1)):
+            count = int(state.counts[index + k])
+            if count:
+                out[f"{name}_{sign}"] = _figure(mean[MEANS[index + k]], "nat" if index == 12 else "1", count)
     return Mismatch(out)
+
+
+def share_outside(state: MismatchState, low: float, high: float) -> Figure:
+    """Share of tokens with ρ outside [low, high], from the histogram.
+
+    The interval holds what the bins that a bound cuts through leave open (each is 1/128 of d wide), not sampling error.
+
+    Example:
+        >>> state = MismatchState.from_packed(np.zeros(4), np.log([0.5, 0.9, 1.1, 2.0]), mask=np.ones(4), cu_seqlens=[0, 4])
+        >>> share_outside(state, 0.8, 1.2).value
+        0.5
+    """
+    n = state.n_tokens
+    if not n:
+        return Figure(None, "share of tokens", 0, why="no token to measure")
+    half = len(state.histogram) // 2
+    up, down = state.histogram[:half], state.histogram[half:]
+    sure = maybe = 0
+    for counts, bound in ((up, log(high)), (down, -log(low) if low > 0 else inf)):
+        cell = int(np.float32(min(max(bound, 0.0), 3e38)).view(np.uint32) >> np.uint32(16))
+        sure, maybe = sure + int(counts[cell + 1 :].sum()), maybe + int(counts[cell])
+    return Figure((sure + maybe / 2) / n if maybe else sure / n, "share of tokens", n, (sure / n, (sure + maybe) / n))
+
+
+def _logit_noise(state: MismatchState) -> Figure:
+    """σ̂ = √(Σd² / Σs²) with the interval of a ratio of two sums over clusters."""
+    noise, scale, g = float(state.sums[10]), float(state.sums[11]), state.n_clusters
+    count = int(state.counts[10])
+    if not scale > 0:
+        return Figure(None, "nat", count, why="noise_scale is not known")
+    ratio = noise / scale
+    spread = float(state.cluster_square[10] - 2 * ratio * state.cluster_more[1] + ratio**2 * state.cluster_square[11])
+    if g < 2 or not ratio > 0:
+        return Figure(sqrt(ratio), "nat", count)
+    error = sqrt(max(spread, 0.0) * g / (g - 1)) / scale / (2 * sqrt(ratio))
+    return _figure((sqrt(ratio), error), "nat", count)
 
 
 def _mean(state: MismatchState, index: int) -> tuple[float, float]:
@@ -145,8 +185,7 @@ def _assuming_mu(
     if not known:
         why = "entropy is not recorded"
         return out | {"calibration": Figure(None, "nat", 0, why=why), "calibration_z": Figure(None, "1", 0, why=why)}
-    square, clusters = (float(v) for v in state.cluster_calibration)
-    total = float(state.sums[9])
+    square, clusters, total = float(state.cluster_square[9]), float(state.cluster_more[0]), float(state.sums[9])
     spread = (square - total**2 / clusters) * clusters / (clusters - 1) if clusters > 1 else nan
     z = total / sqrt(spread) if spread > 0 else nan
     out["calibration"] = _figure(mean["calibration"], "nat", known)
@@ -159,21 +198,39 @@ def _weights(state: MismatchState, ratio_excess: float, square_excess: float) ->
     n, sequences = state.n_tokens, state.n_sequences
     token = psis_of_tail(state.top, n)
     product = psis_of_tail(state.top_product, sequences)
-    ess = (1 + ratio_excess) ** 2 / (1 + square_excess) if isfinite(square_excess) else 1 / n
-    _, first, second = state.product
-    chi2 = _exp(2 * state.product[0]) * second / sequences - 1 if sequences else nan
+    top, first, second, fourth = (float(x) for x in state.product)
+    chi2, error = nan, nan
+    if sequences:
+        chi2 = _exp(2 * top) * second / sequences - 1
+        spread = fourth / sequences - (second / sequences) ** 2
+        error = _exp(2 * top) * sqrt(max(spread, 0.0) / (sequences - 1)) if sequences > 1 else nan
+    fails = "" if product.khat < 0.5 else "k̂ ≥ 0.5 or unknown: this estimate fails"
     out = {
-        "ess_token": Figure(min(ess, 1.0), "share of tokens", n),
-        "ess_sequence": Figure(float(first**2 / second / sequences), "share of sequences", sequences),
-        "chi2_sequence": Figure(
-            chi2, "1", sequences, why="" if product.khat < 0.5 else "k̂ ≥ 0.5 or unknown: this estimate fails"
-        ),
+        "ess_token": _ess(state, ratio_excess, square_excess),
+        "ess_sequence": Figure(first**2 / second / sequences, "share of sequences", sequences),
+        "chi2_sequence": replace(_figure((chi2, error), "1", sequences), why=fails),
     }
-    for name, tail, unit in (("token", token, n), ("sequence", product, sequences)):
+    for name, tail, count in (("token", token, n), ("sequence", product, sequences)):
         why = "" if isfinite(tail.khat) else "too few weights" if np.isnan(tail.khat) else "the tail is constant"
-        out[f"khat_{name}"] = Figure(tail.khat if isfinite(tail.khat) else None, "1", unit, why=why)
-        out[f"khat_{name}_n_needed"] = Figure(tail.n_needed if isfinite(tail.n_needed) else None, "weights", unit, why=why)
+        out[f"khat_{name}"] = Figure(None, "1", count, why=why) if why else _figure((tail.khat, tail.error), "1", count)
+        out[f"khat_{name}_n_needed"] = Figure(tail.n_needed if isfinite(tail.n_needed) else None, "weights", count, why=why)
     return out
+
+
+def _ess(state: MismatchState, m: float, q: float) -> Figure:
+    """(1 + m)² / (1 + q) with m = mean ρ − 1, q = mean ρ² − 1, and its interval to first order."""
+    n, g = state.n_tokens, state.n_clusters
+    if not isfinite(q):
+        return Figure(1 / n, "share of tokens", n, why="ρ² overflows: one token holds all the weight")
+    value = (1 + m) ** 2 / (1 + q)
+    a, b = 2 * (1 + m) / (1 + q), -((1 + m) ** 2) / (1 + q) ** 2
+    square, cross, size = state.cluster_square, state.cluster_cross, float(state.cluster_size[4])
+    mm = float(square[4] - 2 * m * cross[4]) + m * m * size
+    qq = float(square[5] - 2 * q * cross[5]) + q * q * size
+    mq = float(state.cluster_more[2] - m * cross[5] - q * cross[4]) + m * q * size
+    spread = a * a * mm + 2 * a * b * mq + b * b * qq
+    error = sqrt(max(spread, 0.0) * g / (g - 1)) / n if g > 1 and not state.big[0] else nan
+    return _figure((min(value, 1.0), error), "share of tokens", n)
 
 
 def _sequences(state: MismatchState) -> dict[str, Figure]:

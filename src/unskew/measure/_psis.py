@@ -16,12 +16,14 @@ class PSIS:
         threshold: k̂ below min(1 − 1/log10 n, 0.7) is reliable for this n.
         n_needed: weights that a reliable mean would take at this k̂, 10^(1 / (1 − max(k̂, 0))); inf for k̂ ≥ 1.
         n: weights.
+        error: asymptotic standard error of k̂, (1 + k̂) / √M for a tail of M.
     """
 
     khat: float
     threshold: float
     n_needed: float
     n: int
+    error: float = float("nan")
 
 
 def psis(log_weights: np.ndarray) -> PSIS:
@@ -58,7 +60,7 @@ def psis_of_tail(largest: np.ndarray, n: int) -> PSIS:
         return PSIS(float("-inf"), threshold, 10.0, n)
     khat = _gpd(np.sort(excess))[0]
     needed = float("inf") if khat >= 1 else float(10 ** (1 / (1 - max(khat, 0.0))))
-    return PSIS(khat, threshold, needed, n)
+    return PSIS(khat, threshold, needed, n, (1 + khat) / float(np.sqrt(size)))
 
 
 def smooth_tail(log_weights: np.ndarray) -> np.ndarray:

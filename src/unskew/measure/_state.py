@@ -1,5 +1,6 @@
 """Sufficient statistics of a mismatch that merge: over shards, ranks and steps."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from importlib.util import find_spec
 from typing import Any
@@ -19,6 +20,7 @@ TOP = 1 << 17
 
 MEANS = (
     "d", "abs", "square", "k3", "ratio", "ratio_square", "k3_reverse", "rollout", "old", "calibration", "noise", "scale",
+    "skew_positive", "skew_negative", "weight_skew_positive", "weight_skew_negative",
 )  # fmt: skip
 """Token statistics whose sums are kept, over tokens and, for intervals, squared over clusters."""
 
@@ -43,12 +45,12 @@ class MismatchState:
         sums: Σ over tokens of each of `MEANS`, float64; tokens with d > 30 enter ratio statistics through `big`.
         counts: tokens behind each sum (calibration and noise are not known for all).
         cluster_square, cluster_cross, cluster_size: Σ_c y_c², Σ_c y_c n_c, Σ_c n_c² of each of `MEANS`.
-        cluster_calibration: Σ_c y_c² of the calibration sums, and their number.
+        cluster_more: number of clusters with a calibration, Σ_c of noise · scale, and of (ρ − 1) · (ρ² − 1).
         big: tokens with d > 30 as (number, max d, Σ e^(d − max), Σ d, Σ d e^(d − max)).
         histogram: int64 counts of d by the upper 16 bits of its float32 (sign, exponent, 7 bits): relative width 1/128.
         above: int64 counts of |d| > log τ for `TAUS`.
         max_abs: largest |d|; top: the largest d, descending; top_product: the largest Σ_t d of sequences, descending.
-        product: sequence products as (max S, Σ e^(S − max), Σ e^(2(S − max))).
+        product: sequence products as (max S, Σ e^(S − max), Σ e^(2(S − max)), Σ e^(4(S − max))).
         sequence: Σ over sequences of S, S², |S|, G = S/T, G², |G|, perplexity rollout, perplexity old, T; maxima of |S|, |G|.
     """
 
@@ -63,7 +65,7 @@ class MismatchState:
     cluster_square: np.ndarray
     cluster_cross: np.ndarray
     cluster_size: np.ndarray
-    cluster_calibration: np.ndarray
+    cluster_more: np.ndarray
     big: np.ndarray
     histogram: np.ndarray
     above: np.ndarray
@@ -80,15 +82,15 @@ class MismatchState:
         k = len(MEANS)
         zero = np.zeros
         return cls(
-            0, 0, 0, 0, 0, 0, zero(k), zero(k, np.int64), zero(k), zero(k), zero(k), zero(2),
+            0, 0, 0, 0, 0, 0, zero(k), zero(k, np.int64), zero(k), zero(k), zero(k), zero(3),
             np.array([0.0, -np.inf, 0.0, 0.0, 0.0]), zero(_BINS, np.int64), zero(len(TAUS), np.int64), 0.0, zero(0), zero(0),
-            np.array([-np.inf, 0.0, 0.0]), zero(9), zero(2),
+            np.array([-np.inf, 0.0, 0.0, 0.0]), zero(9), zero(2),
         )  # fmt: skip
 
     @classmethod
     def from_packed(
         cls, rollout_logp: Any, old_logp: Any, *, mask: Any, cu_seqlens: Any, entropy: Any = None, noise_scale: Any = None,
-        group_ids: Any = None,
+        advantage: Any = None, group_ids: Any = None,
     ) -> "MismatchState":  # fmt: skip
         """State of packed sequences.
 
@@ -98,6 +100,7 @@ class MismatchState:
             cu_seqlens: (B+1,) bounds of the sequences.
             entropy: (N,) of the distribution that `old_logp` is of; NaN where unknown.
             noise_scale: (N,) √((1 − p_y)² + Σ_{v≠y} p_v²); NaN where unknown.
+            advantage: (N,), for the skew it sees.
             group_ids: (B,) cluster of each sequence; every cluster must lie in one shard. None: each sequence is one.
 
         Raises:
@@ -106,7 +109,8 @@ class MismatchState:
         rollout, old, keep = (_numpy(values) for values in (rollout_logp, old_logp, mask))
         cu = _numpy(cu_seqlens).astype(np.int64)
         n = len(rollout)
-        for name, values in (("old_logp", old), ("mask", keep), ("entropy", entropy), ("noise_scale", noise_scale)):
+        per_token = {"old_logp": old, "mask": keep, "entropy": entropy, "noise_scale": noise_scale, "advantage": advantage}
+        for name, values in per_token.items():
             if values is not None and np.shape(values) != (n,):
                 raise UnskewError(f"{name} has shape {np.shape(values)}, rollout_logp ({n},)", exit_code=2)
         if cu.ndim != 1 or len(cu) < 1 or cu[0] != 0 or cu[-1] != n or (np.diff(cu) < 0).any():
@@ -116,14 +120,14 @@ class MismatchState:
         tally = _Tally(len(cu) - 1)
         if n >= _COMPILED and find_spec("numba"):
             tally.scan(rollout, old, keep != 0, cu, *more)
-            return tally.state(groups)
-        start = 0
-        while start < len(cu) - 1:
-            stop = max(start + 1, int(np.searchsorted(cu, cu[start] + _CHUNK, side="right")) - 1)
-            part = slice(cu[start], cu[stop])
-            tally.add(rollout[part], old[part], keep[part] != 0, cu[start : stop + 1] - cu[start], start,
-                      *(None if values is None else values[part] for values in more))  # fmt: skip
-            start = stop
+        else:
+            for first, last, part in _chunks(cu):
+                tally.add(rollout[part], old[part], keep[part] != 0, cu[first : last + 1] - cu[first], first,
+                          *(None if values is None else values[part] for values in more))  # fmt: skip
+        if advantage is not None:
+            weight = _numpy(advantage)
+            for first, last, part in _chunks(cu):
+                tally.add_skew(rollout[part], old[part], keep[part] != 0, weight[part], cu[first : last + 1] - cu[first], first)
         return tally.state(groups)
 
     def merge(self, other: "MismatchState") -> "MismatchState":
@@ -216,6 +220,21 @@ class _Tally:
             self.by_sequence[11, rows] = _segments(np.where(known, scale.astype(np.float64) ** 2, 0.0), cu)
             self.n_by_sequence[10:12, rows] = _segments(known.astype(np.float64), cu)
 
+    def add_skew(
+        self, rollout: np.ndarray, old: np.ndarray, mask: np.ndarray, advantage: np.ndarray, cu: np.ndarray, first: int
+    ) -> None:
+        """Σ A d and Σ A (ρ − 1) at tokens with positive and with negative advantage; d above 30 counts as 30."""
+        with np.errstate(invalid="ignore"):
+            d = old.astype(np.float64) - rollout
+        known = mask & np.isfinite(d) & np.isfinite(advantage)
+        d = np.where(known, d, 0.0)
+        weight = np.where(known, advantage, 0.0).astype(np.float64)
+        rows = slice(first, first + len(cu) - 1)
+        for k, sign in ((0, weight > 0), (1, weight < 0)):
+            for index, values in ((12 + k, d), (14 + k, np.expm1(np.minimum(d, _BIG)))):
+                self.by_sequence[index, rows] = _segments(np.where(sign, weight * values, 0.0), cu)
+                self.n_by_sequence[index, rows] = _segments(sign.astype(np.float64), cu)
+
     def scan(
         self, rollout: np.ndarray, old: np.ndarray, mask: np.ndarray, cu: np.ndarray,
         entropy: np.ndarray | None, scale: np.ndarray | None,
@@ -233,7 +252,7 @@ class _Tally:
         )  # fmt: skip
         self.n_masked, self.n_nan, self.n_inf = (int(x) for x in bad)
         self.histogram += tables.sum(axis=0)
-        self.n_by_sequence[:9], self.n_by_sequence[9], self.n_by_sequence[10:] = counts[0], counts[1], counts[2]
+        self.n_by_sequence[:9], self.n_by_sequence[9], self.n_by_sequence[10:12] = counts[0], counts[1], counts[2]
         self.tops = [top[:filled]]
 
     def state(self, groups: np.ndarray | None) -> MismatchState:
@@ -254,11 +273,20 @@ class _Tally:
             n_tokens=int(length.sum()), n_sequences=int(used.sum()), n_clusters=int(yc.shape[1]), n_masked=self.n_masked,
             n_nan=self.n_nan, n_inf=self.n_inf, sums=y.sum(axis=1), counts=n.sum(axis=1).astype(np.int64),
             cluster_square=(yc**2).sum(axis=1), cluster_cross=(yc * nc).sum(axis=1), cluster_size=(nc**2).sum(axis=1),
-            cluster_calibration=np.array([(yc[9] ** 2).sum(), np.count_nonzero(nc[9])], np.float64), big=self.big,
+            cluster_more=np.array([np.count_nonzero(nc[9]), (yc[10] * yc[11]).sum(), (yc[4] * yc[5]).sum()], np.float64), big=self.big,
             histogram=self.histogram, above=self.above, max_abs=self.max_abs, top=tops,
             top_product=_largest(total, TOP), product=_scaled(total), sequence=np.array([s.sum() for s in stats]),
             sequence_max=np.array([np.abs(total).max(initial=0.0), np.abs(mean).max(initial=0.0)]),
         )  # fmt: skip
+
+
+def _chunks(cu: np.ndarray) -> Iterator[tuple[int, int, slice]]:
+    """(first sequence, last + 1, their tokens) of runs of whole sequences that stay in the cache."""
+    first = 0
+    while first < len(cu) - 1:
+        last = max(first + 1, int(np.searchsorted(cu, cu[first] + _CHUNK, side="right")) - 1)
+        yield first, last, slice(cu[first], cu[last])
+        first = last
 
 
 def _numpy(values: Any) -> np.ndarray:
@@ -289,9 +317,9 @@ def _largest(values: np.ndarray, count: int) -> np.ndarray:
 
 def _scaled(total: np.ndarray) -> np.ndarray:
     if not len(total):
-        return np.array([-np.inf, 0.0, 0.0])
+        return np.array([-np.inf, 0.0, 0.0, 0.0])
     weights = np.exp(total - total.max())
-    return np.array([total.max(), weights.sum(), (weights**2).sum()])
+    return np.array([total.max(), weights.sum(), (weights**2).sum(), (weights**4).sum()])
 
 
 def _merge_scaled(a: np.ndarray, b: np.ndarray) -> np.ndarray:
@@ -299,7 +327,7 @@ def _merge_scaled(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     if top == -np.inf:
         return a
     fa, fb = np.exp(a[0] - top), np.exp(b[0] - top)
-    return np.array([top, a[1] * fa + b[1] * fb, a[2] * fa**2 + b[2] * fb**2])
+    return np.array([top, a[1] * fa + b[1] * fb, a[2] * fa**2 + b[2] * fb**2, a[3] * fa**4 + b[3] * fb**4])
 
 
 def _big(d: np.ndarray) -> np.ndarray:
