@@ -65,6 +65,7 @@ class _Main(click.Group):
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
         """Run, and exit with the code that the outcome has."""
+        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
         try:
             return super().main(*args, **kwargs)
         except UnskewError as error:
