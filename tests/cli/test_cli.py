@@ -133,7 +133,13 @@ def test_demo_names_what_it_planted():
 def test_an_interrupt_is_130():
     command = [sys.executable, "-m", "unskew.cli", "lab", "confusion", "--seeds", "3", "--clean", "1"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=environment, text=True) as process:
+    # A background shell ignores the interrupt, and its children inherit that.
+    inherited = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=environment, text=True)
+    finally:
+        signal.signal(signal.SIGINT, inherited)
+    with process:
         assert process.stderr is not None
         assert any("seed 101" in line for line in process.stderr), "it is at work"
         process.send_signal(signal.SIGINT)
