@@ -140,12 +140,12 @@ class Correction:
             UnskewError: shapes that do not fit, or an array that a method needs is missing.
         """
         given = {"mask": mask, "logp": logp, "advantages": advantages, "turn_ids": turn_ids}
-        if isinstance(rollout_logp, np.ndarray) and rollout_logp.ndim == 2 and rollout_logp.size > _BLOCK and self._by_rows:
+        if isinstance(rollout_logp, np.ndarray) and rollout_logp.ndim == 2 and rollout_logp.size > _BLOCK and self.by_rows:
             return self._in_blocks(rollout_logp, old_logp, given)
         return self.apply(Batch.of(rollout_logp, old_logp, cu_seqlens=cu_seqlens, **given))
 
     @property
-    def _by_rows(self) -> bool:
+    def by_rows(self) -> bool:
         """Whether each sequence's weights depend on that sequence alone."""
         return not any(term.name == "m2po" or term.method.form in ("psis", "batch-norm") for term in self.terms)
 
