@@ -126,3 +126,37 @@ def test_mismatch_times_update_is_the_whole_ratio():
     assert factors["total"]["correlation"].value == pytest.approx(np.corrcoef(d, u)[0, 1], rel=1e-6)
     assert factors["update"]["kl_rollout_old_k3"].value == pytest.approx((np.expm1(u) - u).mean(), rel=1e-6)
     assert not measure(trace, old="prefill_logp" if trace.has("prefill_logp") else "logp").factors
+
+
+def test_probability_figures_by_hand():
+    q, p = np.array([0.5, 0.1, 0.8]), np.array([0.4, 0.2, 0.8])
+    m = compute(MismatchState.from_packed(np.log(q), np.log(p), mask=np.ones(3), cu_seqlens=[0, 2, 3], probabilities=True))
+    assert m["probability_gap"].value == pytest.approx(0.2 / 3)
+    assert m["probability_gap_max"].value == pytest.approx(0.1)
+    assert m["probability_correlation"].value == pytest.approx(np.corrcoef(p, q)[0, 1])
+    assert m["mean_exp_abs"].value == pytest.approx((1.25 + 2 + 1) / 3)
+
+
+def test_js_over_all_tokens_is_the_divergence():
+    rng = np.random.default_rng(0)
+    q, p = rng.dirichlet(np.ones(6)), rng.dirichlet(np.ones(6))
+    times = np.round(q * 1_000_000).astype(int)  # every token as often as the sampler draws it
+    ids = np.repeat(np.arange(6), times)
+    q = times / times.sum()
+    got = compute(MismatchState.from_packed(
+        np.log(q[ids]), np.log(p[ids]), mask=np.ones(len(ids)), cu_seqlens=[0, len(ids)], probabilities=True
+    ))["js"].value  # fmt: skip
+    m = (p + q) / 2
+    assert got == pytest.approx(0.5 * (p * np.log(p / m)).sum() + 0.5 * (q * np.log(q / m)).sum(), rel=1e-9)
+
+
+def test_js_of_small_and_huge_gaps():
+    for d, expected in ((1e-6, 1.25000063e-13), (-40.0, np.log(2) / 2), (0.0, 0.0)):
+        m = compute(
+            MismatchState.from_packed(np.array([-50.0]), np.array([-50.0 + d]), mask=[1], cu_seqlens=[0, 1], probabilities=True)
+        )
+        assert m["js"].value == pytest.approx(expected, rel=1e-6)
+
+
+def test_probability_figures_are_absent_where_not_asked_for():
+    assert "js" not in compute(state_of(np.zeros(3), np.array([0, 3]))).figures

@@ -71,6 +71,23 @@ FIGURES: Mapping[str, tuple[str, str, str]] = {
         "Far from 0: the update is undoing, or amplifying, the mismatch.",
         "",
     ),
+    "js": (
+        "mean ½(ρ log(2ρ/(1+ρ)) + log(2/(1+ρ)))",
+        "Jensen–Shannon divergence of both, each token never negative; ≈ mean d²/8.",
+        "Lin 1991",
+    ),
+    "mean_exp_abs": ("mean e^|d|", "1 + mean |d| to first order; one token of |d| = 10 adds 22026/n.", "NeMo RL"),
+    "probability_gap_max": ("max |e^old_logp − e^rollout_logp|", "At most 1; blind to unlikely tokens.", ""),
+    "probability_gap": (
+        "mean |e^old_logp − e^rollout_logp|",
+        "Of sampled tokens; halves with confidence, blind to unlikely tokens: compare logit_noise across models.",
+        "",
+    ),
+    "probability_correlation": (
+        "Pearson correlation of e^old_logp and e^rollout_logp over tokens",
+        "Near 1 even for large mismatches, since probabilities vary more than they differ.",
+        "MiniMax-M1 2025",
+    ),
     "sequence_product": ("S = Σ_t d_t of a sequence", "e^S is the sequence weight.", ""),
     "sequence_geometric": ("S / T", "Shrinks as T^−½, so a fixed bound is a test that depends on length.", ""),
     "log_perplexity_gap": ("mean rollout_logp − mean old_logp", "= −mean d.", ""),

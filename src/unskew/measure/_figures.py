@@ -86,7 +86,7 @@ def compute(state: MismatchState, *, withhold: str = "") -> Mismatch:
             count = int(state.counts[index + k])
             if count:
                 out[f"{name}_{sign}"] = _figure(mean[MEANS[index + k]], "nat" if index == 12 else "1", count)
-    return Mismatch(out)
+    return Mismatch(out | _probabilities(state, mean))
 
 
 def share_outside(state: MismatchState, low: float, high: float) -> Figure:
@@ -222,6 +222,8 @@ def _ess(state: MismatchState, m: float, q: float) -> Figure:
     n, g = state.n_tokens, state.n_clusters
     if not isfinite(q):
         return Figure(1 / n, "share of tokens", n, why="ρ² overflows: one token holds all the weight")
+    if q <= -1:
+        return Figure(None, "share of tokens", n, why="every ρ is 0 to rounding")
     value = (1 + m) ** 2 / (1 + q)
     a, b = 2 * (1 + m) / (1 + q), -((1 + m) ** 2) / (1 + q) ** 2
     square, cross, size = state.cluster_square, state.cluster_cross, float(state.cluster_size[4])
@@ -246,6 +248,23 @@ def _sequences(state: MismatchState) -> dict[str, Figure]:
         "sequence_geometric_max_abs": Figure(float(state.sequence_max[1]), "nat", count),
         "perplexity_rollout": Figure(ppl_rollout, "1", count), "perplexity_old": Figure(ppl_old, "1", count),
         "log_perplexity_gap": Figure(rollout - old, "nat", state.n_tokens), "length_mean": Figure(length, "tokens", count),
+    }  # fmt: skip
+
+
+def _probabilities(state: MismatchState, mean: Mapping[str, tuple[float, float]]) -> dict[str, Figure]:
+    """Figures in probability space; none where they were not asked for."""
+    n = int(state.counts[16])
+    if not n:
+        return {}
+    p, q, pp, qq, pq = (mean[name][0] for name in MEANS[19:24])
+    spread = sqrt(max(pp - p * p, 0.0) * max(qq - q * q, 0.0))
+    flat = "" if spread > 1e-14 else "one side has the same probability at every token"
+    excess, error = mean["spread"]
+    return {
+        "js": _figure(mean["js"], "nat", n), "mean_exp_abs": _figure((1 + excess, error), "1", n),
+        "probability_gap": _figure(mean["probability_gap"], "1", n),
+        "probability_gap_max": Figure(state.max_probability_gap, "1", n),
+        "probability_correlation": Figure(None if flat else (pq - p * q) / spread, "1", n, why=flat),
     }  # fmt: skip
 
 

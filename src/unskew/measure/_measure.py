@@ -238,7 +238,7 @@ def _state(trace: Trace, old: str, mask: np.ndarray) -> MismatchState:
         entropy=trace.tokens("entropy") if trace.has("entropy") and old == "old_logp" else None,
         noise_scale=trace.tokens("noise_scale") if trace.has("noise_scale") else None,
         advantage=trace.tokens("advantage") if trace.has("advantage") else None,
-        group_ids=None if groups is None else np.asarray(groups),
+        group_ids=None if groups is None else np.asarray(groups), probabilities=True,
     )  # fmt: skip
 
 

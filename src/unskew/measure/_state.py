@@ -21,6 +21,7 @@ TOP = 1 << 17
 MEANS = (
     "d", "abs", "square", "k3", "ratio", "ratio_square", "k3_reverse", "rollout", "old", "calibration", "noise", "scale",
     "skew_positive", "skew_negative", "weight_skew_positive", "weight_skew_negative",
+    "js", "spread", "probability_gap", "p_rollout", "p_old", "p_rollout_square", "p_old_square", "p_product",
 )  # fmt: skip
 """Token statistics whose sums are kept, over tokens and, for intervals, squared over clusters."""
 
@@ -43,13 +44,13 @@ class MismatchState:
         n_tokens, n_sequences, n_clusters: kept tokens, sequences with one, and clusters (groups, else sequences).
         n_masked, n_nan, n_inf: tokens outside the mask; in it with a NaN or infinite log-ratio, left out of sums.
         sums: Σ over tokens of each of `MEANS`, float64; tokens with d > 30 enter ratio statistics through `big`.
-        counts: tokens behind each sum (calibration and noise are not known for all).
+        counts: tokens behind each sum (calibration, noise and what was not asked for are not known for all).
         cluster_square, cluster_cross, cluster_size: Σ_c y_c², Σ_c y_c n_c, Σ_c n_c² of each of `MEANS`.
         cluster_more: number of clusters with a calibration, Σ_c of noise · scale, and of (ρ − 1) · (ρ² − 1).
         big: tokens with d > 30 as (number, max d, Σ e^(d − max), Σ d, Σ d e^(d − max)).
         histogram: int64 counts of d by the upper 16 bits of its float32 (sign, exponent, 7 bits): relative width 1/128.
         above: int64 counts of |d| > log τ for `TAUS`.
-        max_abs: largest |d|; top: the largest d, descending; top_product: the largest Σ_t d of sequences, descending.
+        max_abs: largest |d|; max_probability_gap: largest |p_old − p_rollout|; top: the largest d, descending; top_product: the largest Σ_t d of sequences, descending.
         product: sequence products as (max S, Σ e^(S − max), Σ e^(2(S − max)), Σ e^(4(S − max))).
         sequence: Σ over sequences of S, S², |S|, G = S/T, G², |G|, perplexity rollout, perplexity old, T; maxima of |S|, |G|.
     """
@@ -70,6 +71,7 @@ class MismatchState:
     histogram: np.ndarray
     above: np.ndarray
     max_abs: float
+    max_probability_gap: float
     top: np.ndarray
     top_product: np.ndarray
     product: np.ndarray
@@ -83,14 +85,14 @@ class MismatchState:
         zero = np.zeros
         return cls(
             0, 0, 0, 0, 0, 0, zero(k), zero(k, np.int64), zero(k), zero(k), zero(k), zero(3),
-            np.array([0.0, -np.inf, 0.0, 0.0, 0.0]), zero(_BINS, np.int64), zero(len(TAUS), np.int64), 0.0, zero(0), zero(0),
+            np.array([0.0, -np.inf, 0.0, 0.0, 0.0]), zero(_BINS, np.int64), zero(len(TAUS), np.int64), 0.0, 0.0, zero(0), zero(0),
             np.array([-np.inf, 0.0, 0.0, 0.0]), zero(9), zero(2),
         )  # fmt: skip
 
     @classmethod
     def from_packed(
         cls, rollout_logp: Any, old_logp: Any, *, mask: Any, cu_seqlens: Any, entropy: Any = None, noise_scale: Any = None,
-        advantage: Any = None, group_ids: Any = None,
+        advantage: Any = None, group_ids: Any = None, probabilities: bool = False,
     ) -> "MismatchState":  # fmt: skip
         """State of packed sequences.
 
@@ -102,6 +104,8 @@ class MismatchState:
             noise_scale: (N,) √((1 − p_y)² + Σ_{v≠y} p_v²); NaN where unknown.
             advantage: (N,), for the skew it sees.
             group_ids: (B,) cluster of each sequence; every cluster must lie in one shard. None: each sequence is one.
+
+            probabilities: also what is read off e^logp: Jensen–Shannon, mean e^|d|, |p_old − p_rollout| and correlation.
 
         Raises:
             UnskewError: shapes that do not fit.
@@ -128,6 +132,9 @@ class MismatchState:
             weight = _numpy(advantage)
             for first, last, part in _chunks(cu):
                 tally.add_skew(rollout[part], old[part], keep[part] != 0, weight[part], cu[first : last + 1] - cu[first], first)
+        if probabilities:
+            for first, last, part in _chunks(cu):
+                tally.add_probabilities(rollout[part], old[part], keep[part] != 0, cu[first : last + 1] - cu[first], first)
         return tally.state(groups)
 
     def merge(self, other: "MismatchState") -> "MismatchState":
@@ -138,6 +145,7 @@ class MismatchState:
             **values,
             big=_merge_big(self.big, other.big),
             max_abs=max(self.max_abs, other.max_abs),
+            max_probability_gap=max(self.max_probability_gap, other.max_probability_gap),
             top=_largest(np.concatenate([self.top, other.top]), min(count, TOP)),
             top_product=_largest(np.concatenate([self.top_product, other.top_product]), TOP),
             product=_merge_scaled(self.product, other.product),
@@ -145,7 +153,7 @@ class MismatchState:
         )
 
 
-_SPECIAL = ("big", "max_abs", "top", "top_product", "product", "sequence_max")
+_SPECIAL = ("big", "max_abs", "max_probability_gap", "top", "top_product", "product", "sequence_max")
 
 
 class _Tally:
@@ -159,7 +167,7 @@ class _Tally:
         self.histogram = np.zeros(_BINS, np.int64)
         self.above = np.zeros(len(TAUS), np.int64)
         self.n_masked = self.n_nan = self.n_inf = 0
-        self.max_abs = 0.0
+        self.max_abs = self.max_probability_gap = 0.0
         self.big = np.array([0.0, -np.inf, 0.0, 0.0, 0.0])
         self.tops: list[np.ndarray] = []
 
@@ -235,6 +243,25 @@ class _Tally:
                 self.by_sequence[index, rows] = _segments(np.where(sign, weight * values, 0.0), cu)
                 self.n_by_sequence[index, rows] = _segments(sign.astype(np.float64), cu)
 
+    def add_probabilities(self, rollout: np.ndarray, old: np.ndarray, mask: np.ndarray, cu: np.ndarray, first: int) -> None:
+        """Statistics of p_rollout = e^rollout and p_old = e^old at tokens with a finite log-ratio; |d| above 700 counts as 700."""
+        with np.errstate(invalid="ignore"):
+            d = old.astype(np.float64) - rollout
+        keep = mask & np.isfinite(d)
+        d = np.where(keep, np.clip(d, -700, 700), 0.0)
+        p, q = (np.where(keep, np.exp(np.minimum(x.astype(np.float64), 700)), 0.0) for x in (rollout, old))
+        gap = np.abs(q - p)
+        self.max_probability_gap = max(self.max_probability_gap, float(gap.max(initial=0.0)))
+        # ½ (ρ log(2ρ/(1+ρ)) + log(2/(1+ρ))) with log((1+ρ)/2) = d/2 + log cosh(d/2), the mean of which is JS.
+        half = np.abs(d) / 2
+        cosh = half + np.log1p(np.expm1(-2 * half) / 2)
+        js = (np.exp(d) * (d / 2 - cosh) - (d / 2 + cosh)) / 2
+        rows = slice(first, first + len(cu) - 1)
+        count = _segments(keep.astype(np.float64), cu)
+        for index, values in enumerate((js, np.expm1(np.abs(d)), gap, p, q, p * p, q * q, p * q), start=16):
+            self.by_sequence[index, rows] = _segments(values, cu)
+            self.n_by_sequence[index, rows] = count
+
     def scan(
         self, rollout: np.ndarray, old: np.ndarray, mask: np.ndarray, cu: np.ndarray,
         entropy: np.ndarray | None, scale: np.ndarray | None,
@@ -274,7 +301,8 @@ class _Tally:
             n_nan=self.n_nan, n_inf=self.n_inf, sums=y.sum(axis=1), counts=n.sum(axis=1).astype(np.int64),
             cluster_square=(yc**2).sum(axis=1), cluster_cross=(yc * nc).sum(axis=1), cluster_size=(nc**2).sum(axis=1),
             cluster_more=np.array([np.count_nonzero(nc[9]), (yc[10] * yc[11]).sum(), (yc[4] * yc[5]).sum()], np.float64), big=self.big,
-            histogram=self.histogram, above=self.above, max_abs=self.max_abs, top=tops,
+            histogram=self.histogram, above=self.above, max_abs=self.max_abs,
+            max_probability_gap=self.max_probability_gap, top=tops,
             top_product=_largest(total, TOP), product=_scaled(total), sequence=np.array([s.sum() for s in stats]),
             sequence_max=np.array([np.abs(total).max(initial=0.0), np.abs(mean).max(initial=0.0)]),
         )  # fmt: skip
