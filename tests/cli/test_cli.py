@@ -216,3 +216,19 @@ def test_one_row_and_one_token(tmp_path):
     figures = json.loads(run("measure", str(path), "--json").stdout)["overall"]
     assert figures["mean_abs"]["value"] == pytest.approx(float(np.float32(0.6) - np.float32(0.5)), abs=1e-6)
     assert run("diagnose", str(path)).returncode == 3
+
+
+def test_explain_names_and_numbers():
+    asked = run("explain", "rollout_probs_diff_mean=0.012", "--dtype", "bf16", "--arch", "moe", "--json")
+    result = json.loads(asked.stdout)
+    assert result["answer"] == "cannot tell"
+    assert len(result["rests on"]) == 4
+    assert json.loads(run("explain", "rollout_corr/chi2_seq", "--json").stdout)["ours"] == "chi2_sequence"
+    for arguments, words in (
+        (["mean_abs=0.1"], "--dtype"), (["mean_abs=much", "--dtype", "bf16"], "not a number"),
+        (["kl_sample_train_v1=0.1", "--dtype", "bf16"], "more than one metric"),
+        (["rollout_is_mean=0.9", "--dtype", "bf16"], "after a correction"), (["x=1", "--dtype", "bf16"], "nothing is known"),
+    ):  # fmt: skip
+        failed = run("explain", *arguments)
+        assert failed.returncode == 2
+        assert words in failed.stderr

@@ -119,3 +119,40 @@ def gradients_command(objectives: tuple[str, ...], corrections: tuple[str, ...],
             line("\n* what is kept depends on the batch: on one of 8192 sequences")
 
     emit(table.to_dict(), as_json=as_json, human=human)
+
+
+@command.command("floors")
+@click.option("--model", "models", multiple=True, type=click.Choice(["dense", "moe"]), help="Lab models; both by default.")
+@click.option(
+    "--engine", "engines", multiple=True, type=click.Choice(["hf", "vllm"]), help="Both by default where vllm is installed."
+)
+@click.option("--recorded", nargs=2, multiple=True, type=click.Path(exists=True, path_type=Path), metavar="TRACE MODEL",
+              help="A clean recording and its checkpoint, in place of the lab's models.")  # fmt: skip
+@click.option("-n", "n", default=128, show_default=True, type=click.IntRange(1), help="Responses a measurement.")
+@json_option
+def floors_command(
+    models: tuple[str, ...], engines: tuple[str, ...], recorded: tuple[tuple[Path, Path], ...], n: int, as_json: bool
+) -> None:
+    """How far apart correct engines are: clean rollouts of each engine and dtype, scored in fp32 and in the same dtype.
+
+    \b
+    unskew lab floors
+    unskew lab floors --recorded clean-trace ./my-checkpoint
+    """
+    from dataclasses import asdict
+
+    from unskew.lab._floors import measure_floors, recorded_floors
+
+    if recorded:
+        rows = [floor for trace, model in recorded for floor in recorded_floors(trace, model)]
+    else:
+        rows = list(measure_floors(models=models or ("dense", "moe"), engines=engines or None, n=n, progress=say))
+
+    def human(console: Any) -> None:
+        shown = ("logit_noise", "mean_abs", "probability_gap", "kl_rollout_old_k3", "mean_exp_abs")
+        console.print(f"{'model':12s}{'engine':9s}{'dtypes':19s}" + "".join(f"{name:>18s}" for name in shown), soft_wrap=True)
+        for f in rows:
+            figures = "".join(f"{f.figures[name]:18.3g}" for name in shown)
+            console.print(f"{f.model[:11]:12s}{f.engine:9s}{f'{f.dtype}/{f.trainer_dtype}':19s}{figures}", soft_wrap=True)
+
+    emit({"schema_version": 1, "floors": [asdict(f) for f in rows]}, as_json=as_json, human=human)

@@ -14,6 +14,9 @@ from unskew.measure._layout import Layout as Layout
 from unskew.measure._measure import Measurement as Measurement
 from unskew.measure._measure import measure as measure
 from unskew.measure._measure import measure_path as measure_path
+from unskew.measure._names import Metric as Metric
+from unskew.measure._names import find_metrics as find_metrics
+from unskew.measure._names import metrics as metrics
 from unskew.measure._psis import PSIS as PSIS
 from unskew.measure._psis import psis as psis
 from unskew.measure._psis import smooth_tail as smooth_tail

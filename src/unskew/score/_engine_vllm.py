@@ -38,6 +38,7 @@ class VLLMEngine:
     ) -> None:
         os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
         os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
+        os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")  # stdout is for results
         self._vllm = require("vllm", extra="vllm")
         self._path, self._dtype, self._mode, self._prefill = path, dtype, logprobs_mode, prefill
         self._llm = self._vllm.LLM(
