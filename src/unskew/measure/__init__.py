@@ -21,3 +21,5 @@ from unskew.measure._psis import PSIS as PSIS
 from unskew.measure._psis import psis as psis
 from unskew.measure._psis import smooth_tail as smooth_tail
 from unskew.measure._state import MismatchState as MismatchState
+from unskew.measure._terms import TokenSums as TokenSums
+from unskew.measure._terms import token_sums as token_sums

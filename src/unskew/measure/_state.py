@@ -2,21 +2,18 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
+from functools import reduce
 from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
 
 from unskew._errors import UnskewError
+from unskew.measure._layout import Layout
 from unskew.measure._psis import tail_size
+from unskew.measure._terms import BIG, BINS, TAUS, TOP, TokenSums, probability_terms, ratio_terms, skew_terms, token_sums
 
 __all__ = ["MEANS", "TAUS", "TOP", "MismatchState"]
-
-TAUS = (1.01, 1.1, 1.5, 2.0, 5.0, 10.0)
-"""F(τ) = share of tokens with max(ρ, 1/ρ) > τ is counted exactly for these."""
-
-TOP = 1 << 17
-"""Largest log-ratios kept, enough for the PSIS tail of 1.9e9 tokens."""
 
 MEANS = (
     "d", "abs", "square", "k3", "ratio", "ratio_square", "k3_reverse", "rollout", "old", "calibration", "noise", "scale",
@@ -25,12 +22,10 @@ MEANS = (
 )  # fmt: skip
 """Token statistics whose sums are kept, over tokens and, for intervals, squared over clusters."""
 
-_BINS = 1 << 16
 _CHUNK = 1 << 16
-_EDGES = (np.arange(_BINS, dtype=np.uint32) << np.uint32(16)).view(np.float32)
+_EDGES = (np.arange(BINS, dtype=np.uint32) << np.uint32(16)).view(np.float32)
 _COMPILED = 1 << 18
 """Tokens in one call from which on the compiled scan is used where numba is installed: loading it takes half a second."""
-_BIG = 30.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -85,7 +80,7 @@ class MismatchState:
         zero = np.zeros
         return cls(
             0, 0, 0, 0, 0, 0, zero(k), zero(k, np.int64), zero(k), zero(k), zero(k), zero(3),
-            np.array([0.0, -np.inf, 0.0, 0.0, 0.0]), zero(_BINS, np.int64), zero(len(TAUS), np.int64), 0.0, 0.0, zero(0), zero(0),
+            np.array([0.0, -np.inf, 0.0, 0.0, 0.0]), zero(BINS, np.int64), zero(len(TAUS), np.int64), 0.0, 0.0, zero(0), zero(0),
             np.array([-np.inf, 0.0, 0.0, 0.0]), zero(9), zero(2),
         )  # fmt: skip
 
@@ -137,6 +132,85 @@ class MismatchState:
                 tally.add_probabilities(rollout[part], old[part], keep[part] != 0, cu[first : last + 1] - cu[first], first)
         return tally.state(groups)
 
+    @classmethod
+    def from_padded(
+        cls, rollout_logp: Any, old_logp: Any, *, mask: Any, cu_seqlens: Any = None, group_ids: Any = None, probabilities: bool = False,
+        **known: Any,
+    ) -> "MismatchState":  # fmt: skip
+        """State of a padded batch, computed where it lies: numpy, torch on any device, any array-API library.
+
+        The same figures as `from_packed`, which is faster on numpy; padding counts as masked. One transfer, at the end;
+        `token_sums` gives what is transferred, to keep it on the device or to compile it.
+
+        Args:
+            rollout_logp, old_logp, mask: (B, T); or (N,) with `cu_seqlens` (B+1,), which is padded first.
+            group_ids: (B,) cluster of each sequence, on the host.
+            known: entropy, noise_scale, advantage, as in `from_packed`.
+
+        Example:
+            >>> a, b = np.log([[0.5, 0.5], [0.5, 0.5]]), np.log([[0.5, 0.25], [1.0, 0.5]])
+            >>> MismatchState.from_padded(a, b, mask=np.array([[1, 1], [1, 0]])).n_tokens
+            3
+
+        Raises:
+            UnskewError: shapes that do not fit.
+        """
+        if cu_seqlens is not None:
+            layout = Layout.of(rollout_logp, mask, cu_seqlens)
+            rollout_logp, old_logp = layout.gathered(rollout_logp), layout.gathered(old_logp)
+            known = {name: None if x is None else layout.gathered(x) for name, x in known.items()}
+            mask = layout.mask
+        return cls.from_sums(token_sums(rollout_logp, old_logp, mask, probabilities=probabilities, **known), group_ids=group_ids)
+
+    @classmethod
+    def from_sums(cls, sums: TokenSums, *, group_ids: Any = None) -> "MismatchState":
+        """State of what `token_sums` left on a device."""
+        tally = _Tally(0)
+        tally.take(sums)
+        return tally.state(None if group_ids is None else np.unique(_numpy(group_ids), return_inverse=True)[1])
+
+    def all_reduce(self, group: Any = None) -> "MismatchState":
+        """This state merged over all ranks of torch.distributed; every rank gets the same.
+
+        Each rank has whole sequences, and whole clusters. Counts, maxima, histogram and largest weights are those of the
+        pooled tokens, sums within 1e-12.
+
+        Args:
+            group: process group; the default one where not given. Its tensors go to the current CUDA device under NCCL.
+        """
+        import torch
+        import torch.distributed as dist
+
+        where = "cuda" if dist.get_backend(group) == "nccl" else "cpu"
+
+        def over_ranks(values: Any, op: Any) -> Any:
+            tensor = torch.as_tensor(np.array(values), device=where)
+            dist.all_reduce(tensor, op, group=group)
+            return tensor.cpu().numpy()
+
+        def gathered(values: np.ndarray) -> list[np.ndarray]:
+            length = int(over_ranks(len(values), dist.ReduceOp.MAX))
+            mine = torch.full((length,), -np.inf, dtype=torch.float64)
+            mine[: len(values)] = torch.as_tensor(values.copy())
+            parts = [torch.empty(length, dtype=torch.float64, device=where) for _ in range(dist.get_world_size(group))]
+            dist.all_gather(parts, mine.to(where), group=group)
+            return [part.cpu().numpy() for part in parts]
+
+        added: dict[str, Any] = {
+            f.name: over_ranks(getattr(self, f.name), dist.ReduceOp.SUM) for f in fields(self) if f.name not in _SPECIAL
+        }
+        most = {
+            name: over_ranks(getattr(self, name), dist.ReduceOp.MAX)
+            for name in ("max_abs", "max_probability_gap", "sequence_max")
+        }
+        for name in ("top", "top_product"):
+            values = np.concatenate(gathered(getattr(self, name)))
+            most[name] = _largest(values[values > -np.inf], TOP)
+        found: dict[str, Any] = {name: x.item() if x.ndim == 0 else x for name, x in (added | most).items()}
+        return MismatchState(
+            **found, big=reduce(_merge_big, gathered(self.big)), product=reduce(_merge_scaled, gathered(self.product))
+        )
+
     def merge(self, other: "MismatchState") -> "MismatchState":
         """State of both parts' sequences together."""
         values = {f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self) if f.name not in _SPECIAL}
@@ -164,7 +238,7 @@ class _Tally:
         self.by_sequence = np.zeros((k, n_sequences))
         self.n_by_sequence = np.zeros((k, n_sequences))
         self.big_by_sequence = np.zeros(n_sequences)
-        self.histogram = np.zeros(_BINS, np.int64)
+        self.histogram = np.zeros(BINS, np.int64)
         self.above = np.zeros(len(TAUS), np.int64)
         self.n_masked = self.n_nan = self.n_inf = 0
         self.max_abs = self.max_probability_gap = 0.0
@@ -192,7 +266,7 @@ class _Tally:
         limit = float(size.max(initial=0.0))
         self.max_abs = max(self.max_abs, limit)
         kept = d if whole else d[keep]
-        self.histogram += np.bincount(kept.astype(np.float32).view(np.uint32) >> np.uint32(16), minlength=_BINS)
+        self.histogram += np.bincount(kept.astype(np.float32).view(np.uint32) >> np.uint32(16), minlength=BINS)
         for index, tau in enumerate(TAUS):
             if limit <= np.log(tau):
                 break
@@ -201,16 +275,12 @@ class _Tally:
         if sum(map(len, self.tops)) > 4 * TOP:
             self.tops = [_largest(np.concatenate(self.tops), TOP)]
         small = d
-        if limit > _BIG and (large := d > _BIG).any():
+        if limit > BIG and (large := d > BIG).any():
             self.big = _merge_big(self.big, _big(d[large]))
             self.big_by_sequence[first : first + len(cu) - 1] += _segments(large.astype(np.float64), cu)
             small = np.where(large, 0.0, d)
-        excess = np.expm1(small)
         square = d * d
-        # In float64 this keeps 8 digits down to |d| = 1e-8; below that k3 is below 1e-16.
-        k3 = excess - small
-        k3r = excess * small - k3
-        terms = [d, size, square, k3, excess, excess * (excess + 2), k3r]
+        terms = [d, size, square, *ratio_terms(np, small)]
         rows = slice(first, first + len(cu) - 1)
         for index, values in enumerate(terms):
             self.by_sequence[index, rows] = _segments(values, cu)
@@ -238,29 +308,31 @@ class _Tally:
         d = np.where(known, d, 0.0)
         weight = np.where(known, advantage, 0.0).astype(np.float64)
         rows = slice(first, first + len(cu) - 1)
-        for k, sign in ((0, weight > 0), (1, weight < 0)):
-            for index, values in ((12 + k, d), (14 + k, np.expm1(np.minimum(d, _BIG)))):
-                self.by_sequence[index, rows] = _segments(np.where(sign, weight * values, 0.0), cu)
-                self.n_by_sequence[index, rows] = _segments(sign.astype(np.float64), cu)
+        for index, (values, tokens) in enumerate(skew_terms(np, d, weight), start=12):
+            self.by_sequence[index, rows] = _segments(values, cu)
+            self.n_by_sequence[index, rows] = _segments(tokens.astype(np.float64), cu)
 
     def add_probabilities(self, rollout: np.ndarray, old: np.ndarray, mask: np.ndarray, cu: np.ndarray, first: int) -> None:
-        """Statistics of p_rollout = e^rollout and p_old = e^old at tokens with a finite log-ratio; |d| above 700 counts as 700."""
+        """Statistics of p_rollout = e^rollout and p_old = e^old at tokens with a finite log-ratio."""
         with np.errstate(invalid="ignore"):
             d = old.astype(np.float64) - rollout
         keep = mask & np.isfinite(d)
-        d = np.where(keep, np.clip(d, -700, 700), 0.0)
-        p, q = (np.where(keep, np.exp(np.minimum(x.astype(np.float64), 700)), 0.0) for x in (rollout, old))
-        gap = np.abs(q - p)
-        self.max_probability_gap = max(self.max_probability_gap, float(gap.max(initial=0.0)))
-        # ½ (ρ log(2ρ/(1+ρ)) + log(2/(1+ρ))) with log((1+ρ)/2) = d/2 + log cosh(d/2), the mean of which is JS.
-        half = np.abs(d) / 2
-        cosh = half + np.log1p(np.expm1(-2 * half) / 2)
-        js = (np.exp(d) * (d / 2 - cosh) - (d / 2 + cosh)) / 2
+        terms = probability_terms(np, rollout.astype(np.float64), old.astype(np.float64), np.where(keep, d, 0.0), keep)
+        self.max_probability_gap = max(self.max_probability_gap, float(terms[2].max(initial=0.0)))
         rows = slice(first, first + len(cu) - 1)
         count = _segments(keep.astype(np.float64), cu)
-        for index, values in enumerate((js, np.expm1(np.abs(d)), gap, p, q, p * p, q * q, p * q), start=16):
+        for index, values in enumerate(terms, start=16):
             self.by_sequence[index, rows] = _segments(values, cu)
             self.n_by_sequence[index, rows] = count
+
+    def take(self, sums: TokenSums) -> None:
+        """A padded batch's sums, brought to the host."""
+        at = {f.name: _numpy(getattr(sums, f.name)) for f in fields(sums)}
+        self.by_sequence, self.n_by_sequence, self.big_by_sequence = at["sums"], at["counts"], at["large"]
+        self.n_masked, self.n_nan, self.n_inf = (int(x) for x in at["bad"])
+        self.above, self.histogram, self.big = at["above"], at["histogram"], at["big"]
+        self.max_abs, self.max_probability_gap = (float(x) for x in at["extremes"])
+        self.tops = [at["top"][at["top"] > -np.inf]]
 
     def scan(
         self, rollout: np.ndarray, old: np.ndarray, mask: np.ndarray, cu: np.ndarray,
@@ -270,7 +342,7 @@ class _Tally:
         from unskew.measure._fused import scan
 
         none = np.zeros(0, np.float32)
-        tables, counts, top = np.zeros((2, _BINS), np.int64), np.zeros((3, len(cu) - 1)), np.empty(4 * TOP)
+        tables, counts, top = np.zeros((2, BINS), np.int64), np.zeros((3, len(cu) - 1)), np.empty(4 * TOP)
         bad = np.zeros(3, np.int64)
         self.max_abs, filled = scan(
             _floats(rollout), _floats(old), none.view(np.uint8) if mask.all() else mask.view(np.uint8), cu,
