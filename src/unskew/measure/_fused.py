@@ -16,6 +16,9 @@ _HALF_LN2 = 0.34657359
 # (e^r − 1 − r) / r² = Σ r^k / (k + 2)!; 12 terms are exact to the last bit for |r| ≤ ln 2 / 2, 8 for |r| ≤ 1/32.
 _C = tuple(1.0 / math.factorial(k) for k in range(2, 14))
 
+# log cosh u = u² Σ c_k u^(2k), for |u| ≤ ln 2 / 4 within 1e-15 relative.
+_L = (1 / 2, -1 / 12, 1 / 45, -17 / 2520, 31 / 14175, -691 / 935550, 10922 / 42567525, -929569 / 10216206000)
+
 # Sums may be reordered and fused. NaN and infinity keep their meaning where they are counted.
 _SUMS = {"contract", "reassoc", "nsz", "arcp"}
 
@@ -120,6 +123,61 @@ def _moments(d, excess, n):  # noqa: ANN
 
 
 @njit(fastmath=_SUMS, cache=True, nogil=True)
+def _capped(rollout, start, n, use, out):  # noqa: ANN
+    """Log-probs that `_expm1` can take, 0 where not in use."""
+    for i in range(n):
+        x = np.float64(rollout[start + i])
+        x = x if use[i] else 0.0
+        out[i] = min(max(x, -700.0), 100.0)
+
+
+@njit(fastmath=_SUMS, cache=True, nogil=True)
+def _probabilities(d, excess, p, use, gap, n):  # noqa: ANN
+    """Σ of JS, e^|d| − 1, |q − p|, p, q, p², q², p q; `p` holds p − 1, `gap` gets q − p; exact for |d| ≤ ln 2 / 2."""
+    s0 = s1 = s2 = s3 = s4 = s5 = s6 = s7 = 0.0
+    for i in range(n):
+        x, e = d[i], excess[i]
+        u = 0.25 * x * x
+        cosh = ((((((_L[7] * u + _L[6]) * u + _L[5]) * u + _L[4]) * u + _L[3]) * u + _L[2]) * u + _L[1]) * u + _L[0]
+        a = p[i] + 1.0 if use[i] else 0.0
+        b = a + a * e
+        gap[i] = a * e
+        s0 += 0.25 * e * x - 0.5 * u * cosh * (e + 2.0)
+        s1 += e if x >= 0.0 else -e / (1.0 + e)
+        s2 += abs(a * e)
+        s3 += a
+        s4 += b
+        s5 += a * a
+        s6 += b * b
+        s7 += a * b
+    return s0, s1, s2, s3, s4, s5, s6, s7
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def _far(rollout, old, start, d, excess, use, n, sums):  # noqa: ANN
+    """Take tokens with |d| > ln 2 / 2 out of what `_probabilities` sees and add them one by one; their largest |q − p|."""
+    largest = 0.0
+    for i in range(n):
+        if abs(d[i]) <= _HALF_LN2:
+            continue
+        x = min(max(d[i], -300.0), 300.0)
+        a, b = np.exp(min(np.float64(rollout[start + i]), 100.0)), np.exp(min(np.float64(old[start + i]), 100.0))
+        e, cosh = np.expm1(x), np.log1p(2.0 * np.sinh(0.25 * x) ** 2)
+        sums[0] += 0.5 * (0.5 * e * x - cosh * (e + 2.0))
+        sums[1] += np.expm1(abs(x))
+        sums[2] += abs(b - a)
+        sums[3] += a
+        sums[4] += b
+        sums[5] += a * a
+        sums[6] += b * b
+        sums[7] += a * b
+        d[i] = excess[i] = 0.0
+        use[i] = False
+        largest = max(largest, abs(b - a))
+    return largest
+
+
+@njit(fastmath=_SUMS, cache=True, nogil=True)
 def _above(d, bound, n):  # noqa: ANN
     """Tokens with |d| above the bound."""
     count = 0
@@ -208,8 +266,27 @@ def _add_big(big, d):  # noqa: ANN
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def scan(rollout, old, mask, cu, entropy, scale, log_taus, edges, sums, counts, large, tables, above, bad, big, top, keep_top):  # noqa: ANN
-    """Fill the sums of every sequence and what is kept of the whole; returns (max |d|, how many of `top` are filled).
+def scan(
+    rollout,
+    old,
+    mask,
+    cu,
+    entropy,
+    scale,
+    log_taus,
+    edges,
+    sums,
+    counts,
+    large,
+    tables,
+    above,
+    bad,
+    big,
+    top,
+    keep_top,
+    probabilities,
+):  # noqa: ANN
+    """Fill the sums of every sequence and what is kept of the whole: (max |d|, max |q − p|, how many of `top` are filled).
 
     Args:
         rollout, old: (N,) float32 or float64; mask: (N,) uint8, or (0,) where all take part; cu: (B+1,) int64.
@@ -220,12 +297,15 @@ def scan(rollout, old, mask, cu, entropy, scale, log_taus, edges, sums, counts, 
         tables: (2, bins) int64, whose sum is the histogram; above: as in `MismatchState`; bad: (3,) masked, NaN, infinite;
             big: (5,).
         top: (≥ 3 · keep_top,) scratch for the largest d; the first are returned, unordered, all of the largest `keep_top`.
+        probabilities: whether sums 16 to 23 are filled.
     """
     d, small, excess, power = np.empty(_BLOCK), np.empty(_BLOCK), np.empty(_BLOCK), np.empty(_BLOCK)
     bits, single = power.view(np.int64), np.empty(_BLOCK, np.float32)
     keys, use = single.view(np.uint32), np.empty(_BLOCK, np.bool_)
     d_bits, extremes = d.view(np.int64), np.empty(2)
     extremes_bits = extremes.view(np.int64)
+    p, gap = np.empty(_BLOCK), np.empty(_BLOCK)
+    gap_bits, widest = gap.view(np.int64), 0.0
     limit, filled, cut, all_in_use = 0.0, 0, -np.inf, False
     for row in range(len(cu) - 1):
         for start in range(cu[row], cu[row + 1], _BLOCK):
@@ -298,6 +378,17 @@ def scan(rollout, old, mask, cu, entropy, scale, log_taus, edges, sums, counts, 
                         if top[i] >= cut:
                             top[filled] = top[i]
                             filled += 1
+            if probabilities:
+                if size > _HALF_LN2:
+                    widest = max(widest, _far(rollout, old, start, d, excess, use, n, sums[16:, row]))
+                    all_in_use = False
+                _capped(rollout, start, n, use, small)
+                _expm1(small, p, power, bits, n)
+                found = _probabilities(d, excess, p, use, gap, n)
+                for k in range(8):
+                    sums[16 + k, row] += found[k]
+                _extremes(gap_bits, extremes_bits, n)
+                widest = max(widest, extremes[0])
     for row in range(len(cu) - 1):
         sums[8, row] = sums[7, row] + sums[0, row]
-    return limit, filled
+    return limit, widest, filled

@@ -118,18 +118,17 @@ class MismatchState:
         groups = None if group_ids is None else np.unique(_numpy(group_ids), return_inverse=True)[1]
         tally = _Tally(len(cu) - 1)
         if n >= _COMPILED and find_spec("numba"):
-            tally.scan(rollout, old, keep != 0, cu, *more)
+            tally.scan(rollout, old, keep != 0, cu, *more, probabilities)
         else:
             for first, last, part in _chunks(cu):
                 tally.add(rollout[part], old[part], keep[part] != 0, cu[first : last + 1] - cu[first], first,
                           *(None if values is None else values[part] for values in more))  # fmt: skip
+                if probabilities:
+                    tally.add_probabilities(rollout[part], old[part], keep[part] != 0, cu[first : last + 1] - cu[first], first)
         if advantage is not None:
             weight = _numpy(advantage)
             for first, last, part in _chunks(cu):
                 tally.add_skew(rollout[part], old[part], keep[part] != 0, weight[part], cu[first : last + 1] - cu[first], first)
-        if probabilities:
-            for first, last, part in _chunks(cu):
-                tally.add_probabilities(rollout[part], old[part], keep[part] != 0, cu[first : last + 1] - cu[first], first)
         return tally.state(groups)
 
     @classmethod
@@ -336,7 +335,7 @@ class _Tally:
 
     def scan(
         self, rollout: np.ndarray, old: np.ndarray, mask: np.ndarray, cu: np.ndarray,
-        entropy: np.ndarray | None, scale: np.ndarray | None,
+        entropy: np.ndarray | None, scale: np.ndarray | None, probabilities: bool,
     ) -> None:  # fmt: skip
         """All sequences at once by the compiled kernel: the same counts, sums within rounding."""
         from unskew.measure._fused import scan
@@ -344,14 +343,15 @@ class _Tally:
         none = np.zeros(0, np.float32)
         tables, counts, top = np.zeros((2, BINS), np.int64), np.zeros((3, len(cu) - 1)), np.empty(4 * TOP)
         bad = np.zeros(3, np.int64)
-        self.max_abs, filled = scan(
+        self.max_abs, self.max_probability_gap, filled = scan(
             _floats(rollout), _floats(old), none.view(np.uint8) if mask.all() else mask.view(np.uint8), cu,
             none if entropy is None else _floats(entropy), none if scale is None else _floats(scale), np.log(TAUS), _EDGES,
-            self.by_sequence, counts, self.big_by_sequence, tables, self.above, bad, self.big, top, TOP,
+            self.by_sequence, counts, self.big_by_sequence, tables, self.above, bad, self.big, top, TOP, probabilities,
         )  # fmt: skip
         self.n_masked, self.n_nan, self.n_inf = (int(x) for x in bad)
         self.histogram += tables.sum(axis=0)
         self.n_by_sequence[:9], self.n_by_sequence[9], self.n_by_sequence[10:12] = counts[0], counts[1], counts[2]
+        self.n_by_sequence[16:] = counts[0] if probabilities else 0.0
         self.tops = [top[:filled]]
 
     def state(self, groups: np.ndarray | None) -> MismatchState:

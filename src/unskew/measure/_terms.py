@@ -42,11 +42,11 @@ def probability_terms(xp: Any, rollout: Any, old: Any, d: Any, keep: Any) -> lis
     none = xp.zeros_like(d)
     d = _at_most(xp, -_at_most(xp, -d, 300.0), 300.0)  # squares of sums stay finite
     p, q = (xp.where(keep, xp.exp(_at_most(xp, x, 100.0)), none) for x in (rollout, old))
-    # ½ (ρ log(2ρ/(1+ρ)) + log(2/(1+ρ))) with log((1+ρ)/2) = d/2 + log cosh(d/2), the mean of which is JS.
-    half = xp.abs(d) / 2
-    cosh = half + xp.log1p(xp.expm1(-2 * half) / 2)
-    js = (xp.exp(d) * (d / 2 - cosh) - (d / 2 + cosh)) / 2
-    return [js, xp.expm1(xp.abs(d)), xp.abs(q - p), p, q, p * p, q * q, p * q]
+    # ½ (ρ log(2ρ/(1+ρ)) + log(2/(1+ρ))), the mean of which is JS, with log((1+ρ)/2) = d/2 + log cosh(d/2).
+    excess, cosh = xp.expm1(d), xp.log1p(2 * xp.sinh(d / 4) ** 2)
+    js = (excess * d / 2 - cosh * (excess + 2)) / 2
+    gap = xp.where(xp.abs(d) < 1, p * excess, q - p)  # q − p loses the digits that d has
+    return [js, xp.expm1(xp.abs(d)), xp.abs(gap), p, q, p * p, q * q, p * q]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
