@@ -99,7 +99,6 @@ class MismatchState:
             noise_scale: (N,) √((1 − p_y)² + Σ_{v≠y} p_v²); NaN where unknown.
             advantage: (N,), for the skew it sees.
             group_ids: (B,) cluster of each sequence; every cluster must lie in one shard. None: each sequence is one.
-
             probabilities: also what is read off e^logp: Jensen–Shannon, mean e^|d|, |p_old − p_rollout| and correlation.
 
         Raises:
@@ -114,15 +113,15 @@ class MismatchState:
                 raise UnskewError(f"{name} has shape {np.shape(values)}, rollout_logp ({n},)", exit_code=2)
         if cu.ndim != 1 or len(cu) < 1 or cu[0] != 0 or cu[-1] != n or (np.diff(cu) < 0).any():
             raise UnskewError(f"cu_seqlens must rise from 0 to {n}", exit_code=2)
-        more = [None if values is None else _numpy(values) for values in (entropy, noise_scale)]
+        known = [None if values is None else _numpy(values) for values in (entropy, noise_scale)]
         groups = None if group_ids is None else np.unique(_numpy(group_ids), return_inverse=True)[1]
         tally = _Tally(len(cu) - 1)
         if n >= _COMPILED and find_spec("numba"):
-            tally.scan(rollout, old, keep != 0, cu, *more, probabilities)
+            tally.scan(rollout, old, keep != 0, cu, known[0], known[1], probabilities)
         else:
             for first, last, part in _chunks(cu):
                 tally.add(rollout[part], old[part], keep[part] != 0, cu[first : last + 1] - cu[first], first,
-                          *(None if values is None else values[part] for values in more))  # fmt: skip
+                          *(None if values is None else values[part] for values in known))  # fmt: skip
                 if probabilities:
                     tally.add_probabilities(rollout[part], old[part], keep[part] != 0, cu[first : last + 1] - cu[first], first)
         if advantage is not None:
