@@ -44,6 +44,8 @@ def test_compiled_is_numpy(monkeypatch, sd, dtype, n, sequences, odd, masked, mo
         np.testing.assert_allclose(compiled.sums[16:], plain.sums[16:], rtol=1e-12)
     for field in fields(plain):
         a, b = np.asarray(getattr(plain, field.name)), np.asarray(getattr(compiled, field.name))
+        if field.name.startswith("top"):
+            a, b = np.sort(a), np.sort(b)
         if field.name in EXACT:
             np.testing.assert_array_equal(a, b, field.name)
         else:

@@ -148,7 +148,7 @@ def _big_sum(state: MismatchState, power: int) -> float:
         return 0.0
     if power == 1:
         return _exp(state.big[1]) * state.big[2]
-    tail = state.top[state.top > 30]
+    tail = np.sort(state.top[state.top > 30])
     return float(sum(_exp(2 * d) for d in tail))
 
 

@@ -118,15 +118,16 @@ def _measure(pieces: Iterable[Trace], old: str, slices: bool, clip: tuple[float,
                 hint="fill it with `unskew score TRACE --model DIR`, or run `unskew diagnose TRACE --model DIR`",
             )
         state = _state(piece, old, piece.mask)
+        fair = _uniform(piece)
+        if fair.all():
+            uniform = uniform.merge(state) if selected else uniform
+        else:
+            uniform, selected = uniform if selected else total, True
+            if fair.any():
+                uniform = uniform.merge(_state(piece.select(fair), old, piece.select(fair).mask))
         total = total.merge(state)
         for name, a, b in _FACTORS if old == "old_logp" and piece.has("logp") else ():
             factors[name] = factors.get(name, MismatchState.empty()).merge(_pair(piece, a, b))
-        fair = _uniform(piece)
-        selected |= not fair.all()
-        if fair.all():
-            uniform = uniform.merge(state)
-        elif fair.any():
-            uniform = uniform.merge(_state(piece.select(fair), old, piece.select(fair).mask))
         for kind, label, where in slices_of(piece) if slices else ():
             have = parts.setdefault(kind, {})
             have[label] = have.get(label, MismatchState.empty()).merge(_state(piece, old, piece.mask & where))

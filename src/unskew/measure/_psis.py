@@ -37,9 +37,7 @@ def psis(log_weights: np.ndarray) -> PSIS:
     Reference: Vehtari, Simpson, Gelman, Yao & Gabry, Pareto smoothed importance sampling (2024).
     """
     log_weights = np.asarray(log_weights, np.float64)
-    count = min(len(log_weights), tail_size(len(log_weights)) + 1)
-    largest = np.partition(log_weights, len(log_weights) - count)[len(log_weights) - count :] if count else log_weights
-    return psis_of_tail(np.sort(largest)[::-1], len(log_weights))
+    return psis_of_tail(log_weights, len(log_weights))
 
 
 def tail_size(n: int) -> int:
@@ -48,11 +46,13 @@ def tail_size(n: int) -> int:
 
 
 def psis_of_tail(largest: np.ndarray, n: int) -> PSIS:
-    """k̂ from the largest log-weights in descending order, at least one more than the tail, out of n."""
+    """k̂ from the largest log-weights of n, in any order, at least one more than the tail."""
     threshold = min(1 - 1 / np.log10(n), 0.7) if n > 1 else float("nan")
     size = tail_size(n)
     if n < 25 or size < 5 or len(largest) <= size:
         return PSIS(float("nan"), threshold, float("nan"), n)
+    rest = len(largest) - size - 1
+    largest = np.sort(np.partition(largest, rest)[rest:])[::-1]
     cut = largest[size]
     # Relative to the largest weight, so that e^(1e4) cannot overflow; k̂ does not depend on scale.
     excess = np.exp(largest[:size] - largest[0]) - np.exp(cut - largest[0])

@@ -10,7 +10,6 @@ import numpy as np
 
 from unskew._errors import UnskewError
 from unskew.measure._layout import Layout
-from unskew.measure._psis import tail_size
 from unskew.measure._terms import BIG, BINS, TAUS, TOP, TokenSums, probability_terms, ratio_terms, skew_terms, token_sums
 
 __all__ = ["MEANS", "TAUS", "TOP", "MismatchState"]
@@ -45,7 +44,7 @@ class MismatchState:
         big: tokens with d > 30 as (number, max d, Σ e^(d − max), Σ d, Σ d e^(d − max)).
         histogram: int64 counts of d by the upper 16 bits of its float32 (sign, exponent, 7 bits): relative width 1/128.
         above: int64 counts of |d| > log τ for `TAUS`.
-        max_abs: largest |d|; max_probability_gap: largest |p_old − p_rollout|; top: the largest d, descending; top_product: the largest Σ_t d of sequences, descending.
+        max_abs: largest |d|; max_probability_gap: largest |p_old − p_rollout|; top: the largest d; top_product: the largest Σ_t d of sequences; both in any order.
         product: sequence products as (max S, Σ e^(S − max), Σ e^(2(S − max)), Σ e^(4(S − max))).
         sequence: Σ over sequences of S, S², |S|, G = S/T, G², |G|, perplexity rollout, perplexity old, T; maxima of |S|, |G|.
     """
@@ -203,7 +202,7 @@ class MismatchState:
         }
         for name in ("top", "top_product"):
             values = np.concatenate(gathered(getattr(self, name)))
-            most[name] = _largest(values[values > -np.inf], TOP)
+            most[name] = _largest(values[values > -np.inf])
         found: dict[str, Any] = {name: x.item() if x.ndim == 0 else x for name, x in (added | most).items()}
         return MismatchState(
             **found, big=reduce(_merge_big, gathered(self.big)), product=reduce(_merge_scaled, gathered(self.product))
@@ -212,14 +211,13 @@ class MismatchState:
     def merge(self, other: "MismatchState") -> "MismatchState":
         """State of both parts' sequences together."""
         values = {f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self) if f.name not in _SPECIAL}
-        count = max(tail_size(values["n_tokens"]) + 1, TOP)
         return MismatchState(
             **values,
             big=_merge_big(self.big, other.big),
             max_abs=max(self.max_abs, other.max_abs),
             max_probability_gap=max(self.max_probability_gap, other.max_probability_gap),
-            top=_largest(np.concatenate([self.top, other.top]), min(count, TOP)),
-            top_product=_largest(np.concatenate([self.top_product, other.top_product]), TOP),
+            top=_largest(self.top, other.top),
+            top_product=_largest(self.top_product, other.top_product),
             product=_merge_scaled(self.product, other.product),
             sequence_max=np.maximum(self.sequence_max, other.sequence_max),
         )
@@ -271,7 +269,7 @@ class _Tally:
             self.above[index] += np.count_nonzero(size > np.log(tau))
         self.tops.append(kept)
         if sum(map(len, self.tops)) > 4 * TOP:
-            self.tops = [_largest(np.concatenate(self.tops), TOP)]
+            self.tops = [_largest(*self.tops)]
         small = d
         if limit > BIG and (large := d > BIG).any():
             self.big = _merge_big(self.big, _big(d[large]))
@@ -366,15 +364,14 @@ class _Tally:
         with np.errstate(over="ignore"):
             ppl = [np.exp(-y[index] / np.maximum(length, 1)) for index in (7, 8)]
         stats = [total, total**2, np.abs(total), mean, mean**2, np.abs(mean), *ppl, length]
-        tops = _largest(np.concatenate(self.tops) if self.tops else np.zeros(0), TOP)
         return MismatchState(
             n_tokens=int(length.sum()), n_sequences=int(used.sum()), n_clusters=int(yc.shape[1]), n_masked=self.n_masked,
             n_nan=self.n_nan, n_inf=self.n_inf, sums=y.sum(axis=1), counts=n.sum(axis=1).astype(np.int64),
             cluster_square=(yc**2).sum(axis=1), cluster_cross=(yc * nc).sum(axis=1), cluster_size=(nc**2).sum(axis=1),
             cluster_more=np.array([np.count_nonzero(nc[9]), (yc[10] * yc[11]).sum(), (yc[4] * yc[5]).sum()], np.float64), big=self.big,
             histogram=self.histogram, above=self.above, max_abs=self.max_abs,
-            max_probability_gap=self.max_probability_gap, top=tops,
-            top_product=_largest(total, TOP), product=_scaled(total), sequence=np.array([s.sum() for s in stats]),
+            max_probability_gap=self.max_probability_gap, top=_largest(*self.tops),
+            top_product=_largest(total), product=_scaled(total), sequence=np.array([s.sum() for s in stats]),
             sequence_max=np.array([np.abs(total).max(initial=0.0), np.abs(mean).max(initial=0.0)]),
         )  # fmt: skip
 
@@ -408,10 +405,10 @@ def _segments(values: np.ndarray, cu: np.ndarray) -> np.ndarray:
     return out
 
 
-def _largest(values: np.ndarray, count: int) -> np.ndarray:
-    if len(values) > count:
-        values = np.partition(values, len(values) - count)[len(values) - count :]
-    return np.sort(values)[::-1]
+def _largest(*parts: np.ndarray) -> np.ndarray:
+    """The `TOP` largest, in any order: sorting them costs more than all else a merge does."""
+    values = np.concatenate(parts) if parts else np.zeros(0)
+    return np.partition(values, len(values) - TOP)[len(values) - TOP :] if len(values) > TOP else values
 
 
 def _scaled(total: np.ndarray) -> np.ndarray:

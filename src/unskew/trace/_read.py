@@ -5,6 +5,7 @@ import json
 import sys
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Set
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -156,16 +157,19 @@ def _parquet(file: str, batch_rows: int, wanted: Set[str], rename: Mapping[str, 
     known = [name for name in schema.names if names[name] in wanted]
     batches = source.iter_batches(batch_size=batch_rows, columns=known)
     start = 0
-    while True:
-        with _readable(file):
-            batch = next(batches, None)
-        if batch is None:
-            return
-        first = start
-        renamed = pa.Table.from_batches([batch]).rename_columns([names[name] for name in batch.schema.names])
-        table = conform_table(renamed, lambda row, first=first: f"{file} row {first + row}")
-        start += len(batch)
-        yield Trace(table, file, notes)
+    with ThreadPoolExecutor(1) as pool:  # decodes the next batch while the caller works on this one
+        pending = pool.submit(next, batches, None)
+        while True:
+            with _readable(file):
+                batch = pending.result()
+            if batch is None:
+                return
+            pending = pool.submit(next, batches, None)
+            first = start
+            renamed = pa.Table.from_batches([batch]).rename_columns([names[name] for name in batch.schema.names])
+            table = conform_table(renamed, lambda row, first=first: f"{file} row {first + row}")
+            start += len(batch)
+            yield Trace(table, file, notes)
 
 
 def _lines(file: str, batch_rows: int, wanted: Set[str], rename: Mapping[str, str]) -> Iterator[Trace]:
