@@ -15,15 +15,16 @@ if TYPE_CHECKING:
     from unskew.score._engine_vllm import VLLMEngine as VLLMEngine
     from unskew.score._gradient import head_gradients as head_gradients
     from unskew.score._head import HeadStates as HeadStates
-    from unskew.score._head import TokenScores as TokenScores
     from unskew.score._hf import HFScorer as HFScorer
+    from unskew.score._logits import TokenScores as TokenScores
+    from unskew.score._logits import score_logits as score_logits
     from unskew.score._routing import capture_routing as capture_routing
     from unskew.score._routing import replay_routing as replay_routing
     from unskew.score._routing import routers as routers
 
 _NEEDS_TORCH = {
     "HFEngine": "_engine_hf",
-    "VLLMEngine": "_engine_vllm", "HeadStates": "_head", "TokenScores": "_head", "HFScorer": "_hf", "capture_routing": "_routing",
+    "VLLMEngine": "_engine_vllm", "HeadStates": "_head", "TokenScores": "_logits", "score_logits": "_logits", "HFScorer": "_hf", "capture_routing": "_routing",
     "head_gradients": "_gradient", "replay_routing": "_routing", "routers": "_routing",
 }  # fmt: skip
 

@@ -2,30 +2,17 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
 
+from unskew.score._logits import TokenScores, score_logits
 from unskew.score._transforms import SamplingTransform
 
-__all__ = ["HeadStates", "TokenScores"]
+__all__ = ["HeadStates"]
 
 _CHUNK_ELEMENTS = 1 << 24
 _NEUTRAL = SamplingTransform().edits
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class TokenScores:
-    """What a scorer says of N sampled tokens, each float64 (N,), nats.
-
-    `entropy` is of the distribution that `logp` is of. `noise_scale` s = √((1 − p_y)² + Σ_{v≠y} p_v²) is how far
-    log p_y moves for a unit of independent noise on every logit.
-    """
-
-    logp: np.ndarray
-    entropy: np.ndarray
-    noise_scale: np.ndarray
 
 
 class HeadStates:
@@ -114,38 +101,28 @@ class HeadStates:
                     rank = (logits > chosen).sum(1)
                 for temperature in dict.fromkeys(transforms[k].temperature for k in members):
                     same = [k for k in members if transforms[k].temperature == temperature]
-                    full, cumulative = _log_softmax_of(logits, chosen, temperature), None
+                    full, cumulative = score_logits(logits, ids[:, 0], temperature=temperature).logp, None
                     for k in same:
                         value = full
                         if transforms[k].truncates:
                             assert ordered is not None and rank is not None
                             if cumulative is None:
                                 cumulative = (ordered / temperature).softmax(1).double().cumsum(1)
-                            value = full - _log_kept(transforms[k], ordered, cumulative, rank)
-                        out[k, index] = value.cpu().numpy()
+                            value = full - _log_kept(transforms[k], ordered, cumulative, rank).cpu().numpy()
+                        out[k, index] = value
         out[:, self._missing] = np.nan
         return out
 
     @torch.no_grad()
     def scores(self, transform: SamplingTransform = SamplingTransform()) -> TokenScores:
         """Log-prob, entropy and noise scale of the transformed distribution from one pass over the logits."""
-        out = np.full((3, len(self)), np.nan)
+        out = np.full((4, len(self)), np.nan)
         for start, raw in self._logits():
             stop = start + len(raw)
             logits = raw if transform.edits == _NEUTRAL else self._edited(raw, np.arange(start, stop), transform.edits)
             logits = _truncated(transform, logits) if transform.truncates else logits
-            ids = self._ids[start:stop, None]
-            top = logits.amax(1, keepdim=True)
-            scaled = (logits - top) / transform.temperature
-            weights = scaled.exp()
-            total = weights.sum(1, dtype=torch.float64)
-            logp = (logits.gather(1, ids) - top)[:, 0].double() / transform.temperature - total.log()
-            centred = torch.where(weights > 0, scaled, 0.0)
-            entropy = total.log() - (weights * centred).sum(1, dtype=torch.float64) / total
-            others = weights.scatter(1, ids, 0.0)
-            square = (others * others).sum(1, dtype=torch.float64) / total**2
-            miss = others.sum(1, dtype=torch.float64) / total
-            out[:, start:stop] = torch.stack([logp, entropy, (miss**2 + square).sqrt()]).cpu().numpy()
+            found = score_logits(logits, self._ids[start:stop], temperature=transform.temperature)
+            out[:, start:stop] = found.logp, found.entropy, found.noise_scale, found.collision
         out[:, self._missing] = np.nan
         return TokenScores(*out)
 
@@ -228,13 +205,6 @@ def _truncated(transform: SamplingTransform, logits: torch.Tensor) -> torch.Tens
     cumulative = (ordered / transform.temperature).softmax(1).double().cumsum(1)
     smallest = ordered.gather(1, _n_kept(transform, ordered, cumulative)[:, None] - 1)
     return logits.masked_fill(logits < smallest, -torch.inf)
-
-
-def _log_softmax_of(logits: torch.Tensor, chosen: torch.Tensor, temperature: float) -> torch.Tensor:
-    """log softmax(logits / T) of the chosen column, float64 (n,); sums in float64."""
-    top = logits.amax(1, keepdim=True)
-    total = ((logits - top) / temperature).exp().sum(1, dtype=torch.float64)
-    return ((chosen - top)[:, 0].double() / temperature) - total.log()
 
 
 def _n_kept(transform: SamplingTransform, ordered: torch.Tensor, cumulative: torch.Tensor) -> torch.Tensor:
