@@ -94,7 +94,7 @@ class Gap:
         clean: log-probs of the clean scorer, float64 (N,).
         keep: tokens in the loss with finite log-probs on both sides, bool (N,).
         weight: 1 / (expected noise variance), float64 (N,).
-        fit: tokens of the sequences that parameters are fitted on; the others are held out, bool (N,).
+        block: number of the block of each token, 0, 1, …: sequences, or pieces of them where there are few; int64 (N,).
         counterfactual: the clean scorer under interventions.
         accepted: causes accepted so far.
         predicted: log-probs under `accepted`, float64 (N,).
@@ -108,12 +108,17 @@ class Gap:
     clean: np.ndarray
     keep: np.ndarray
     weight: np.ndarray
-    fit: np.ndarray
+    block: np.ndarray
     counterfactual: Counterfactual
     accepted: tuple[Intervention, ...]
     predicted: np.ndarray
     entropy: np.ndarray | None
     uniform: np.ndarray
+
+    @property
+    def fit(self) -> np.ndarray:
+        """Tokens of the blocks that parameters are fitted on; the others are held out, bool (N,)."""
+        return self.block % 2 == 0
 
     @property
     def residual(self) -> np.ndarray:

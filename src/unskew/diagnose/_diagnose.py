@@ -12,8 +12,8 @@ import numpy as np
 
 from unskew.causes import CAUSES, CLIP_NATS, Gap, Intervention, Reading
 from unskew.diagnose._counterfactual import ModelCounterfactual, RecordCounterfactual
-from unskew.diagnose._floor import ABOVE, FLOORS, SEARCH, SideFloor, dtype_name, logit_noise, side_floor
-from unskew.diagnose._search import search, shapley
+from unskew.diagnose._floor import ABOVE, FEW_TOKENS, FLOORS, SEARCH, SideFloor, dtype_name, logit_noise, side_floor
+from unskew.diagnose._search import alike, search, shapley
 from unskew.diagnose._verdict import Verdict
 from unskew.diagnose._words import write_verdict
 from unskew.measure import MismatchState
@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Findings", "SideResult", "diagnose", "override"]
 
+UNRELATED = 0.5
+"""Correlation of recorded with predicted probabilities below which a stream is not of this model."""
+
 Scorers = Mapping[str, "Callable[[], HFScorer]"]
 
 
@@ -32,7 +35,8 @@ class SideResult:
     """One side after the search: the gap under its causes, its floor, and the noise that is left.
 
     `sign` is +1 where the recorded stream is the rollout's, −1 where it is the trainer's; `before` and `left` are σ̂ in
-    nats, `tail` the robust σ̂ of what is left (equal to it for light tails).
+    nats, `tail` the robust σ̂ of what is left (equal to it for light tails), `correlation` that of the recorded with the
+    predicted probabilities (NaN where one of them does not vary).
     """
 
     gap: Gap
@@ -41,12 +45,18 @@ class SideResult:
     before: float
     left: float
     tail: float
+    correlation: float
     dtype_noise: Mapping[str, float]
 
     @property
     def at_floor(self) -> bool:
         """Whether what is left is within the range of the floor."""
         return not self.left > ABOVE * self.floor.sigma
+
+    @property
+    def unrelated(self) -> bool:
+        """Whether more of what was recorded is not of this model than is: then no cause on it stands."""
+        return self.gap.side != "record" and not self.at_floor and self.correlation < UNRELATED
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,6 +93,18 @@ class Findings:
     def floor_noise(self) -> float:
         """Floor of the whole gap: each side's, added, nats."""
         return sum(side.floor.sigma for side in self.sides)
+
+    @property
+    def unrelated(self) -> bool:
+        """Whether this model predicts neither side, so that nothing can be said of them."""
+        return all(side.unrelated for side in self.sides)
+
+    def shared(self, k: int) -> bool:
+        """Whether intervention k is on both sides alike, so that engine and trainer agree and only the model given differs."""
+        side, intervention = self.interventions[k]
+        twins = [other for name, other in self.interventions if name != side and other.cause == intervention.cause]
+        record = intervention.cause.startswith("record.")
+        return self.at_floor and not record and any(alike(intervention, twin) for twin in twins)
 
     @property
     def at_floor(self) -> bool:
@@ -148,11 +170,10 @@ def _find(trace: Trace, scorers: Scorers | None, *, bos_id: int | None, max_toke
     streams = _with_model(trace, scorers, bos_id, temperature) if scorers else _record_alone(trace)
     rollout, trainer, clean = streams.rollout, streams.trainer, streams.clean
     keep = trace.mask & np.isfinite(rollout) & np.isfinite(trainer) & np.isfinite(clean)
-    fit = (trace.row_of_token % 2 == 0) if len(trace) > 3 else np.ones(trace.n_tokens, bool)
     # Rounding noise grows as the noise scale, down to a twentieth of a nat's worth where a token is certain.
     gap = Gap(
         trace=trace, side="rollout" if scorers else "record", recorded=rollout, clean=clean, keep=keep,
-        weight=1.0 / (streams.noise_scale**2 + 0.05**2), fit=fit, counterfactual=streams.counterfactual, accepted=(), predicted=clean,
+        weight=1.0 / (streams.noise_scale**2 + 0.05**2), block=_blocks(trace, keep), counterfactual=streams.counterfactual, accepted=(), predicted=clean,
         entropy=streams.entropy, uniform=_uniform(trace)[trace.row_of_token],
     )  # fmt: skip
     sides = [_side(gap, streams, sign=1)]
@@ -219,7 +240,7 @@ def _keep_readings(found: Findings, readings: Sequence[Reading]) -> list[Reading
         if reading.cause in accepted or asked or (reading.declared and found.at_floor):
             continue
         kept.append(reading)
-    if found.at_floor and not accepted:
+    if found.at_floor and not accepted and not found.unrelated:
         kept += [reading for cause in CAUSES.values() for reading in cause.at_floor(found.sides[0].gap)]
     return kept
 
@@ -235,7 +256,8 @@ def _side(gap: Gap, streams: _Streams, *, sign: int) -> SideResult:
     known = [dtype_name(dtype) for dtype in declared]
     limit = SEARCH * sum(noise.of(dtype or "float32") for dtype in known)
     before = left(gap)
-    gap = search(gap, lambda gap: not left(gap) > limit)
+    if np.count_nonzero(use) >= FEW_TOKENS:
+        gap = search(gap, lambda gap: not left(gap) > limit)
     after = left(gap)
     measured = noise.measured(after, known)
     floors = [side_floor(dtype, measured, after) for dtype in declared]
@@ -243,7 +265,16 @@ def _side(gap: Gap, streams: _Streams, *, sign: int) -> SideResult:
     significant = use & (scale > 0.05)
     ratio = gap.residual[significant] / scale[significant]
     tail = float(np.median(np.abs(ratio)) * 1.4826) if len(ratio) else float("nan")
-    return SideResult(gap, sign, floor, before, after, tail, measured)
+    correlation = _correlation(np.exp(gap.recorded[use]), np.exp(gap.predicted[use]))
+    side = SideResult(gap, sign, floor, before, after, tail, correlation, measured)
+    return replace(side, gap=gap.under(()), left=before) if side.unrelated else side
+
+
+def _correlation(x: np.ndarray, y: np.ndarray) -> float:
+    finite = np.isfinite(x) & np.isfinite(y)
+    if not finite.any() or not np.ptp(x[finite]) or not np.ptp(y[finite]):
+        return float("nan")
+    return float(np.corrcoef(x[finite], y[finite])[0, 1])
 
 
 class _TableNoise:
@@ -294,8 +325,8 @@ def _shares(sides: Sequence[SideResult], d: np.ndarray, gap: Gap) -> tuple[np.nd
     owners = [(s, i) for s, side in enumerate(sides) for i in range(len(side.gap.accepted))]
     if not owners:
         return np.zeros(0), np.zeros((0, 2))
-    use = gap.keep & (~gap.fit if not gap.fit.all() else gap.fit)
-    trace, weight = gap.trace, gap.weight
+    use = gap.keep & ~gap.fit
+    block, weight = gap.block, gap.weight
     moves: list[dict[frozenset[int], np.ndarray]] = []
     for side in sides:
         subsets = list(
@@ -309,18 +340,26 @@ def _shares(sides: Sequence[SideResult], d: np.ndarray, gap: Gap) -> tuple[np.nd
         for s, move in enumerate(moves):
             left = left + move[frozenset(owners[k][1] for k in coalition if owners[k][0] == s)]
         clipped = np.where(np.isnan(left), 0.0, np.minimum(np.abs(left), CLIP_NATS))
-        return np.bincount(trace.row_of_token, np.where(use, clipped**2 * weight, 0.0), len(trace))
+        return np.bincount(block, np.where(use, clipped**2 * weight, 0.0))
 
     players = range(len(owners))
     coalitions = [frozenset(c) for c in chain.from_iterable(combinations(players, k) for k in range(len(owners) + 1))]
     table = {coalition: losses(coalition) for coalition in coalitions}
-    rows = np.flatnonzero(np.bincount(trace.row_of_token, use, len(trace)))
-    draws = np.random.default_rng(0).choice(rows, (400, len(rows)))
-    totals = {c: np.concatenate([[loss[rows].sum()], loss[draws].sum(axis=1)]) for c, loss in table.items()}
+    blocks = np.flatnonzero(np.bincount(block, use))
+    draws = np.random.default_rng(0).choice(blocks, (400, len(blocks)))
+    totals = {c: np.concatenate([[loss[blocks].sum()], loss[draws].sum(axis=1)]) for c, loss in table.items()}
     bare = np.maximum(totals[frozenset()], 1e-300)
     values = {c: 1.0 - total / bare for c, total in totals.items()}
     shares = shapley(values, len(owners))
     return shares[:, 0], np.quantile(shares[:, 1:], (0.025, 0.975), axis=1).T
+
+
+def _blocks(trace: Trace, keep: np.ndarray) -> np.ndarray:
+    """The sequences, or where fewer than 8 hold tokens of the loss their runs of 8 positions; int64 (N,)."""
+    key = trace.row_of_token.astype(np.int64)
+    if len(np.unique(key[keep])) < 8:
+        key = (key << 32) + trace.position // 8
+    return np.searchsorted(np.unique(key[keep]), key)
 
 
 def _one(values: Sequence[Any]) -> Any:

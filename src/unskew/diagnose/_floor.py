@@ -9,6 +9,9 @@ __all__ = ["ABOVE", "FLOORS", "SEARCH", "SideFloor", "logit_noise", "side_floor"
 FLOORS = {"float32": 2e-5, "float16": 8e-3, "bfloat16": 6e-2}
 """Logit noise σ of a whole forward against fp32, in nats: upper end of what real engines and small models measured."""
 
+FEW_TOKENS = 64
+"""Tokens below which no cause is searched for."""
+
 ABOVE = 2.5
 """A σ̂ within this factor of its floor counts as being at the floor: kernels of one dtype differ by about 2."""
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from unskew.causes import CAUSES, Cause, Gap, Intervention, fit_pair
 
-__all__ = ["MOST_CAUSES", "search", "shapley"]
+__all__ = ["MOST_CAUSES", "alike", "search", "shapley"]
 
 MOST_CAUSES = 3
 """Causes composed on one side at most."""
@@ -18,10 +18,10 @@ _GAIN, _Z = 0.2, 3.0
 
 
 def search(gap: Gap, at_floor: Callable[[Gap], bool], *, causes: Iterable[Cause] = CAUSES.values()) -> Gap:
-    """The gap under the causes that reproduce it, at most three, each needed on held-out sequences.
+    """The gap under the causes that reproduce it, at most three, each needed on held-out blocks.
 
     A candidate is accepted where the held-out loss falls by at least 20 % of what is left and by more than 3 standard
-    errors over sequences. Among candidates that the data cannot tell apart, the one with the fewest fitted parameters
+    errors over blocks. Among candidates that the data cannot tell apart, the one with the fewest fitted parameters
     is taken. After each acceptance all fitted parameters are fitted again, so the order of discovery does not matter.
     """
     causes = [cause for cause in causes if gap.side in cause.sides or gap.side == "record"]
@@ -64,24 +64,24 @@ def _best(gap: Gap, candidates: Sequence[tuple[Intervention, ...]]) -> tuple[Int
     held = gap.keep & ~gap.fit
     share, good = np.zeros(len(candidates)), []
     for k in range(len(candidates)):
-        use = held if fitted[k] and not gap.fit.all() else gap.keep
-        before, after = _by_sequence(now, gap, use), _by_sequence(losses[k], gap, use)
+        use = held if fitted[k] else gap.keep
+        before, after = _by_block(now, gap, use), _by_block(losses[k], gap, use)
         share[k] = 1.0 - after.sum() / max(float(before.sum()), 1e-300)
         if share[k] >= _GAIN and _falls(before, after):
             good.append(k)
     if not good:
         return None
     top = max(good, key=lambda k: share[k])
-    roots = [np.sqrt(_by_sequence(loss, gap, gap.keep)) for loss in losses]
+    roots = [np.sqrt(_by_block(loss, gap, gap.keep)) for loss in losses]
     equal = [k for k in good if share[top] - share[k] < 0.01 or _z(roots[k] - roots[top]) < 1]
     return candidates[min(equal, key=lambda k: (fitted[k], -share[k]))]
 
 
 def _falls(before: np.ndarray, after: np.ndarray) -> bool:
-    """Whether the loss of a sequence falls by more than its blocked error.
+    """Whether the loss of a block falls by more than its blocked error.
 
-    Roots are compared, since a few sequences may hold most of the squares: z over sequences above 3, or, where the
-    loss at least halves, a sign test over the sequences that change at all at 0.5 %.
+    Roots are compared, since a few blocks may hold most of the squares: z over blocks above 3, or, where the
+    loss at least halves, a sign test over the blocks that change at all at 0.5 %.
     """
     gain = np.sqrt(before) - np.sqrt(after)
     if _z(gain) > _Z:
@@ -106,21 +106,22 @@ def _refit(gap: Gap, *, least: int = 2) -> Gap:
             losses = gap.loss(gap.counterfactual.predict([(*rest.accepted, option) for option in options]))
             chosen = options[int(np.argmin(losses[:, gap.fit].sum(axis=1)))]
             gap = gap.under([chosen if k == index else i for k, i in enumerate(gap.accepted)])
-        if all(_same(a, b) for a, b in zip(before, gap.accepted, strict=True)):
+        if all(alike(a, b, tolerance=1e-4) for a, b in zip(before, gap.accepted, strict=True)):
             break
     return gap
 
 
-def _same(a: Intervention, b: Intervention) -> bool:
+def alike(a: Intervention, b: Intervention, *, tolerance: float = 0.02) -> bool:
+    """Whether two interventions of one cause have the same parameters, numbers within `tolerance`."""
     return all(
-        a.parameters[name] == value or (isinstance(value, float) and abs(float(a.parameters[name]) - value) < 1e-4)
+        a.parameters[name] == value or (isinstance(value, float) and abs(float(a.parameters[name]) - value) < tolerance)
         for name, value in b.parameters.items()
     )
 
 
 def _prune(gap: Gap) -> Gap:
     """Without the causes that the others, fitted again, explain within 20 %."""
-    held = gap.keep & ~gap.fit if not gap.fit.all() else gap.keep
+    held = gap.keep & ~gap.fit
     for intervention in gap.accepted:
         rest = _refit(gap.under([i for i in gap.accepted if i is not intervention]), least=1)
         if (1 - _GAIN) * gap.loss(rest.predicted)[held].sum() < gap.loss(gap.predicted)[held].sum():
@@ -150,9 +151,8 @@ def shapley(values: dict[frozenset[int], np.ndarray], n: int) -> np.ndarray:
     return np.stack(shares)
 
 
-def _by_sequence(loss: np.ndarray, gap: Gap, use: np.ndarray) -> np.ndarray:
-    sums = np.bincount(gap.trace.row_of_token, np.where(use, loss, 0.0), len(gap.trace))
-    return sums[np.bincount(gap.trace.row_of_token, use, len(gap.trace)) > 0]
+def _by_block(loss: np.ndarray, gap: Gap, use: np.ndarray) -> np.ndarray:
+    return np.bincount(gap.block, np.where(use, loss, 0.0))[np.bincount(gap.block, use) > 0]
 
 
 def _z(values: np.ndarray) -> float:

@@ -7,7 +7,7 @@ import numpy as np
 
 from unskew.causes import CAUSES, Cause, Intervention, Reading
 from unskew.causes._settings import snippets
-from unskew.diagnose._floor import ABOVE, FLOORS
+from unskew.diagnose._floor import ABOVE, FEW_TOKENS, FLOORS, logit_noise
 from unskew.diagnose._verdict import CauseFinding, Evidence, Fix, Verdict
 from unskew.measure import compute
 
@@ -21,7 +21,6 @@ NOISE_CLASS = (
     "numerics.fused-kernel",
 )  # fmt: skip
 _SEVERITY = {"error": 0, "warn": 1, "info": 2}
-_FEW_TOKENS = 64
 
 
 def write_verdict(found: "Findings", *, decode: Callable[[int], str] | None, framework: str | None, seconds: float) -> Verdict:
@@ -31,7 +30,7 @@ def write_verdict(found: "Findings", *, decode: Callable[[int], str] | None, fra
     top = [cause for cause in causes if cause.severity != "info"]
     unknown = not found.at_floor and any(not side.at_floor for side in found.sides) and not _noise_named(causes)
     n = int(found.keep.sum())
-    if n < _FEW_TOKENS and not top:
+    if (n < FEW_TOKENS or found.unrelated) and not top:
         verdict = "inconclusive"
     else:
         verdict = "mismatch" if top or unknown else "clean"
@@ -66,7 +65,7 @@ class _Writer:
         out += [self._read(reading) for reading in found.readings]
         for side in found.sides:
             out += self._noise(side)
-        if not out and found.at_floor and found.keep.any():
+        if not out and found.at_floor and found.keep.any() and not found.unrelated:
             out.append(self._finding(CAUSES["floor.noise"], "record", "info", "matched", {}, (self._floor_words(),)))
         return sorted(out, key=lambda c: (_SEVERITY[c.severity], c.kind != "lint", -(c.explained or 0.0)))
 
@@ -85,7 +84,7 @@ class _Writer:
         )
         low, high = (float(v) for v in found.intervals[k])
         return self._finding(
-            cause, side, cause.severity, "reproduced", _rounded(intervention), (says,),
+            cause, side, "info" if found.shared(k) else cause.severity, "reproduced", _rounded(intervention), (says,),
             tokens=self._worst(result), explained=round(float(found.shares[k]), 4), interval=(round(low, 4), round(high, 4)),
         )  # fmt: skip
 
@@ -204,11 +203,21 @@ def _summary(found: "Findings", verdict: str, top: list[CauseFinding], unknown: 
     ratio = found.gap_noise / found.floor_noise
     if not n and verdict == "inconclusive":
         return "No token of the loss has finite log-probs on both sides, so there is nothing to compare."
-    size = f"σ̂ = {found.gap_noise:.2g} nat, {ratio:.1f} times the floor of {found.floor_noise:.2g}, {n} tokens"
+    size = (
+        f"σ̂ = {found.gap_noise:.2g} nat, {ratio:.1f} times the floor of {found.floor_noise:.2g}, {n} tokens" if n else "0 tokens"
+    )
+    if verdict == "inconclusive" and found.unrelated:
+        sides = " and ".join(f"{side.gap.side} {side.correlation:.2f}" for side in found.sides)
+        return (f"This model does not predict the recorded log-probs (correlation of probabilities: {sides}): another checkpoint, "
+                f"tokenizer, prompt or ids than those that were sampled; nothing can be said of engine and trainer ({size}).")  # fmt: skip
     if verdict == "inconclusive":
         return f"{n} tokens are too few for a verdict ({size})."
     if verdict == "clean":
-        return f"Engine and trainer agree within their noise floor ({size})."
+        both = " and ".join(
+            dict.fromkeys(f"{i.cause}{_parameters(i)}" for k, (_, i) in enumerate(found.interventions) if found.shared(k))
+        )
+        shared = f"; both differ from this model in the same way: {both}" if both else ""
+        return f"Engine and trainer agree within their noise floor{shared} ({size})."
     names = " and ".join(f"{c.id}{_parameters(c)} on the {c.side} side" for c in top[:3])
     if not names:
         return f"Unknown cause: the gap is above its floor and no cause that could be tested reproduces it ({size})."
@@ -216,7 +225,7 @@ def _summary(found: "Findings", verdict: str, top: list[CauseFinding], unknown: 
     return f"{names}{rest} ({size})."
 
 
-def _parameters(cause: CauseFinding) -> str:
+def _parameters(cause: CauseFinding | Intervention) -> str:
     shown = [f"{name} {_plain(value)}" for name, value in cause.parameters.items()][:3]
     return f" ({', '.join(shown)})" if shown else ""
 
@@ -293,6 +302,12 @@ def _unchecked(found: "Findings", unknown: bool) -> list[Mapping[str, str]]:
     if not trace.has("prefill_logp"):
         note("decode against prefill in the engine", "prefill_logp is not recorded", "record with --prefill")
     for side in found.sides:
+        if side.unrelated:
+            note(
+                f"causes on the {side.gap.side} side",
+                f"its probabilities correlate {side.correlation:.2f} with this model's",
+                "check checkpoint, tokenizer, prompt_ids and response_ids",
+            )
         if side.floor.declared is None:
             key = "source.dtype" if side.gap.side != "trainer" else "trainer.dtype"
             note(
@@ -317,10 +332,10 @@ def _ladder(found: "Findings") -> tuple[Mapping[str, Any], ...]:
         steps.append(("fp32", "clean scorer", found.sides[0].gap.clean))
     out = []
     for (a, _, x), (b, name, y) in zip(steps, steps[1:], strict=False):
-        d = (y - x)[found.keep]
-        d = d[np.isfinite(d)]
+        use = found.keep & np.isfinite(y - x)
+        d, scale = (y - x)[use], found.noise_scale[use]
         out.append({"step": f"{a} → {b}", "against": name, "mean_abs": float(np.abs(d).mean()) if len(d) else None,
-                    "logit_noise": float(np.sqrt((d**2).sum() / (found.noise_scale[found.keep] ** 2).sum())), "n": len(d)})  # fmt: skip
+                    "logit_noise": logit_noise(d, scale), "n": len(d)})  # fmt: skip
     return tuple(out)
 
 
