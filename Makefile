@@ -2,7 +2,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: setup setup-slow demo test test-slow lint bench
+.PHONY: setup setup-slow demo test test-slow lint bench bench-peers
 
 setup: $(VENV)/.done
 
@@ -37,6 +37,17 @@ lint: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/basedpyright
 	$(BIN)/lint-imports
+
+bench-peers: .venv-peers/.done
+	.venv-peers/bin/python benchmarks/bench_peers.py
+
+# verl's metadata asks for numpy < 2, which its functions do not need.
+.venv-peers/.done: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv-peers
+	.venv-peers/bin/python -m pip install --quiet -c constraints.txt torch==2.13.0
+	.venv-peers/bin/python -m pip install --quiet -c constraints.txt -e ".[fast,trl]" tensordict ray codetiming hydra-core orjson
+	.venv-peers/bin/python -m pip install --quiet --no-deps verl==0.9.1 liger-kernel==0.8.5
+	touch $@
 
 bench: setup
 	$(BIN)/python benchmarks/bench_measure.py

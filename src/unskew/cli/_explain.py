@@ -68,7 +68,7 @@ def _explained(topic: str | None) -> Mapping[str, Any]:
 
         return {f.name: f"{f.type}{', one value a response token' if f.name in TOKEN_COLUMNS else ''}" for f in SCHEMA}
     if topic == "corrections":
-        return {method.signature(): f"{method.says} ({method.source})" for method in METHODS.values()}
+        return {method.signature(): f"{method.says} ({method.source or 'unskew'})" for method in METHODS.values()}
     if topic == "objectives":
         from unskew.objective import OBJECTIVES
 

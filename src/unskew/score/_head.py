@@ -117,7 +117,7 @@ class HeadStates:
     def scores(self, transform: SamplingTransform = SamplingTransform()) -> TokenScores:
         """Log-prob, entropy and noise scale of the transformed distribution from one pass over the logits."""
         out = np.full((4, len(self)), np.nan)
-        for start, raw in self._logits():
+        for start, raw in self._logits(widened=transform.edits != _NEUTRAL or transform.truncates):
             stop = start + len(raw)
             logits = raw if transform.edits == _NEUTRAL else self._edited(raw, np.arange(start, stop), transform.edits)
             logits = _truncated(transform, logits) if transform.truncates else logits
@@ -135,8 +135,8 @@ class HeadStates:
             residual.scatter_add_(1, self._ids[start:stop, None], torch.ones_like(residual[:, :1]))
             yield start, self._hidden[start:stop], residual
 
-    def _logits(self) -> Iterator[tuple[int, torch.Tensor]]:
-        """Chunks of float32 logits: (first token, (n, V))."""
+    def _logits(self, *, widened: bool = True) -> Iterator[tuple[int, torch.Tensor]]:
+        """Chunks of logits (first token, (n, V)), in float32 at least where they are `widened` or kept."""
         if not len(self):
             return
         if self._kept:
@@ -144,11 +144,12 @@ class HeadStates:
             return
         vocab = self.vocab_size
         keep = 4 * len(self) * vocab <= self._cache_bytes
-        step = max(1, _CHUNK_ELEMENTS // vocab)
+        step = max(1, _CHUNK_ELEMENTS * (1 if widened else 2) // vocab)
         kept = {}
         for start in range(0, len(self), step):
             logits = self._head(self._hidden[start : start + step])
-            logits = logits.float() if logits.dtype != torch.float64 else logits
+            if (widened or keep) and logits.dtype != torch.float64:
+                logits = logits.float()
             if keep:
                 kept[start] = logits
             yield start, logits
