@@ -144,7 +144,7 @@ class HeadStates:
             return
         vocab = self.vocab_size
         keep = 4 * len(self) * vocab <= self._cache_bytes
-        step = max(1, _CHUNK_ELEMENTS * (1 if widened else 2) // vocab)
+        step = max(1, _CHUNK_ELEMENTS * (2 if widened else 3) // (2 * vocab))
         kept = {}
         for start in range(0, len(self), step):
             logits = self._head(self._hidden[start : start + step])
