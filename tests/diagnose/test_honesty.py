@@ -29,6 +29,7 @@ def test_log_probs_of_something_else_are_inconclusive(scorers):
     verdict = diagnose(trace, scorers, bos_id=1)
     assert (verdict.verdict, verdict.causes) == ("inconclusive", ())
     assert "does not predict" in verdict.summary
+    assert verdict.correction["method"] is None
     assert sum("checkpoint" in note["next"] for note in verdict.unchecked) >= 2
 
 

@@ -268,6 +268,8 @@ def _matters(found: "Findings") -> dict[str, Any]:
 def _correction(found: "Findings", verdict: str, left: float) -> dict[str, Any]:
     if verdict == "clean":
         return {"method": None, "says": "none: nothing above the floor is left to correct"}
+    if verdict == "inconclusive":
+        return {"method": None, "says": "none is advised before the diagnosis is conclusive"}
     if found.interventions and left < 0.05:
         return {
             "method": None,
