@@ -12,7 +12,8 @@ import numpy as np
 
 from unskew.causes import CAUSES, CLIP_NATS, Gap, Intervention, Reading
 from unskew.diagnose._counterfactual import ModelCounterfactual, RecordCounterfactual
-from unskew.diagnose._floor import ABOVE, FEW_TOKENS, FLOORS, SEARCH, SideFloor, dtype_name, logit_noise, side_floor
+from unskew.diagnose._floor import ABOVE, FEW_TOKENS, SEARCH, SideFloor, dtype_name, logit_noise, side_floor
+from unskew.diagnose._noise import MeasuredNoise, TableNoise
 from unskew.diagnose._search import alike, search, shapley
 from unskew.diagnose._verdict import Verdict
 from unskew.diagnose._words import write_verdict
@@ -103,8 +104,8 @@ class Findings:
         """Whether intervention k is on both sides alike, so that engine and trainer agree and only the model given differs."""
         side, intervention = self.interventions[k]
         twins = [other for name, other in self.interventions if name != side and other.cause == intervention.cause]
-        record = intervention.cause.startswith("record.")
-        return self.at_floor and not record and any(alike(intervention, twin) for twin in twins)
+        of_model = CAUSES[intervention.cause].needs_model
+        return self.at_floor and of_model and any(alike(intervention, twin) for twin in twins)
 
     @property
     def at_floor(self) -> bool:
@@ -207,14 +208,14 @@ class _Streams:
     entropy: np.ndarray | None
     noise_scale: np.ndarray
     counterfactual: ModelCounterfactual | RecordCounterfactual
-    noise: "_MeasuredNoise | _TableNoise"
+    noise: MeasuredNoise | TableNoise
 
 
 def _with_model(trace: Trace, scorers: Scorers, bos_id: int | None, temperature: float) -> _Streams:
     counterfactual = ModelCounterfactual(trace, scorers, bos_id=bos_id, trainer_temperature=temperature)
     scores = counterfactual.scores()
     trainer = _column(trace, "old_logp") if trace.has("old_logp") else scores.logp
-    noise = _MeasuredNoise(counterfactual, scores.logp, scores.noise_scale, trace)
+    noise = MeasuredNoise(counterfactual, scores.logp, scores.noise_scale, trace)
     return _Streams(
         _column(trace, "rollout_logp"), trainer, scores.logp, scores.entropy, scores.noise_scale, counterfactual, noise
     )
@@ -224,7 +225,7 @@ def _record_alone(trace: Trace) -> _Streams:
     old = _column(trace, "old_logp")
     scale = _column(trace, "noise_scale") if trace.has("noise_scale") else -np.expm1(np.minimum(old, 0.0)) * 1.2
     entropy = _column(trace, "entropy") if trace.has("entropy") else None
-    return _Streams(_column(trace, "rollout_logp"), old, old, entropy, scale, RecordCounterfactual(trace, old), _TableNoise())
+    return _Streams(_column(trace, "rollout_logp"), old, old, entropy, scale, RecordCounterfactual(trace, old), TableNoise())
 
 
 def _column(trace: Trace, name: str) -> np.ndarray:
@@ -275,49 +276,6 @@ def _correlation(x: np.ndarray, y: np.ndarray) -> float:
     if not finite.any() or not np.ptp(x[finite]) or not np.ptp(y[finite]):
         return float("nan")
     return float(np.corrcoef(x[finite], y[finite])[0, 1])
-
-
-class _TableNoise:
-    """Logit noise of each dtype where there is no model: the table."""
-
-    def of(self, dtype: str) -> float:
-        return FLOORS[dtype]
-
-    def measured(self, observed: float, declared: Sequence[str | None]) -> dict[str, float]:
-        return {}
-
-
-class _MeasuredNoise:
-    """Logit noise of this model in each dtype, run when first asked."""
-
-    def __init__(self, counterfactual: ModelCounterfactual, clean: np.ndarray, noise_scale: np.ndarray, trace: Trace) -> None:
-        self._counterfactual, self._clean, self._scale, self._trace = counterfactual, clean, noise_scale, trace
-        self._known: dict[str, float] = {}
-
-    def of(self, dtype: str) -> float:
-        if dtype not in self._known:
-            self._known[dtype] = max(FLOORS["float32"], self._alone() if dtype == "float32" else self._in(dtype))
-        return self._known[dtype]
-
-    def measured(self, observed: float, declared: Sequence[str | None]) -> dict[str, float]:
-        """σ̂ of the dtypes that matter for this observation: the declared ones, and all where it is above theirs."""
-        names = {"float32", *(d for d in declared if d)}
-        if observed > ABOVE * sum(self.of(name) for name in names):
-            names |= set(FLOORS)
-        return {name: self.of(name) for name in names}
-
-    def _alone(self) -> float:
-        """fp32 against itself in another batch shape: up to six sequences scored one at a time."""
-        rows = np.unique(np.linspace(0, len(self._trace) - 1, min(len(self._trace), 6)).astype(int))
-        tokens = np.concatenate([np.arange(*self._trace.cu_seqlens[row : row + 2]) for row in rows])
-        gap = self._counterfactual.alone(rows.tolist()) - self._clean[tokens]
-        use = self._trace.mask[tokens] & np.isfinite(gap)
-        return logit_noise(gap[use], self._scale[tokens][use])
-
-    def _in(self, dtype: str) -> float:
-        gap = self._counterfactual.scores(dtype).logp - self._clean
-        use = self._trace.mask & np.isfinite(gap)
-        return logit_noise(gap[use], self._scale[use])
 
 
 def _shares(sides: Sequence[SideResult], d: np.ndarray, gap: Gap) -> tuple[np.ndarray, np.ndarray]:
