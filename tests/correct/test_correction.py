@@ -9,7 +9,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from unskew._errors import UnskewError
-from unskew.correct import METHODS, Correction, Term
+from unskew.correct import METHODS, Batch, Correction, Term
 
 RNG = np.random.default_rng(7)
 B, T = 6, 17
@@ -323,3 +323,43 @@ def test_corrections_compile_without_graph_breaks():
     tensors = [torch.from_numpy(np.array(x)) for x in (ROLLOUT, OLD, MASK)]
     compiled = torch.compile(weights, fullgraph=True, backend="aot_eager")
     torch.testing.assert_close(compiled(*tensors), weights(*tensors))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "none",
+        "token-is",
+        "token-tis(2)",
+        "token-tis(0.5,2)",
+        "token-mis(0.5,2)",
+        "token-mask(0.9,1.1)",
+        "icepop(0.5,5)+token-mask(0.8,2)",
+    ],
+)
+def test_the_compiled_pass_gives_what_the_array_functions_give(text, dtype):
+    pytest.importorskip("numba")
+    rng = np.random.default_rng(3)
+    rollout = -rng.exponential(1.0, (130, 2100)).astype(dtype)
+    old = (rollout + rng.normal(0, 0.5, rollout.shape)).astype(dtype)
+    mask = rng.random(rollout.shape) > 0.1
+    for place, value in (
+        ((0, 3), np.nan),
+        ((1, 7), -np.inf),
+        ((2, 2099), 800.0),
+        ((3, 0), -800.0),
+        ((4, 5), 90.0),
+        ((5, 6), -60.0),
+    ):
+        old[place] = value
+    rollout[6, 6] = rollout[6, 7] = np.nan
+    mask[:7, :8] = mask[2, 2099] = True
+    mask[6, 7] = False
+    old[7, 7], rollout[7, 7] = np.log(np.asarray(2, dtype)), 0
+    correction = Correction.parse(text)
+    found, expected = correction(rollout, old, mask=mask.astype(np.float32)), correction.apply(Batch.of(rollout, old, mask=mask))
+    np.testing.assert_array_equal(found.keep, expected.keep)
+    np.testing.assert_array_equal(found.non_finite, expected.non_finite)
+    np.testing.assert_allclose(found.weight, expected.weight, rtol=3e-7 if dtype == "float32" else 1e-15, atol=1e-300)
+    assert found.weight.dtype == expected.weight.dtype

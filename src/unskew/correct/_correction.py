@@ -5,6 +5,7 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -14,10 +15,13 @@ from unskew.correct._batch import Batch
 from unskew.correct._methods import METHODS, Method
 from unskew.correct._smooth import smoothed
 from unskew.correct._weights import Weights
+from unskew.measure import Layout
 
 __all__ = ["Correction", "Term"]
 
 _BLOCK = 1 << 16
+_COMPILED = 1 << 18
+"""Tokens in one call from which on the compiled pass is used where numba is installed."""
 _TERM = re.compile(r"\s*([a-z][a-z0-9-]*)\s*(?:\(([^()]*)\))?\s*")
 
 
@@ -141,6 +145,8 @@ class Correction:
         """
         given = {"mask": mask, "logp": logp, "advantages": advantages, "turn_ids": turn_ids}
         if isinstance(rollout_logp, np.ndarray) and rollout_logp.ndim == 2 and rollout_logp.size > _BLOCK and self.by_rows:
+            if self.by_log_ratio and rollout_logp.size >= _COMPILED and logp is None and find_spec("numba"):
+                return self._compiled(rollout_logp, old_logp, mask)
             return self._in_blocks(rollout_logp, old_logp, given)
         return self.apply(Batch.of(rollout_logp, old_logp, cu_seqlens=cu_seqlens, **given))
 
@@ -148,6 +154,36 @@ class Correction:
     def by_rows(self) -> bool:
         """Whether each sequence's weights depend on that sequence alone."""
         return not any(term.name == "m2po" or term.method.form in ("psis", "batch-norm") for term in self.terms)
+
+    @property
+    def by_log_ratio(self) -> bool:
+        """Whether a token's log-ratio alone decides on its weight."""
+        return all(
+            term.method.level == "token" and term.method.unit == "ratio" and term.method.form != "psis" for term in self.terms
+        )
+
+    def _compiled(self, rollout_logp: np.ndarray, old_logp: np.ndarray, mask: Any) -> Weights:
+        """As one batch, in one compiled pass."""
+        from unskew.correct._fused import token_weights
+
+        layout = Layout.of(rollout_logp, mask)
+        kind = np.float64 if np.float64 in (rollout_logp.dtype, old_logp.dtype) else np.float32
+        rollout, old = (np.ascontiguousarray(x, kind).reshape(-1) for x in (rollout_logp, layout.gathered(old_logp)))
+        inside, clip = (-math.inf, math.inf), (0.0, math.inf)
+        for term in self.terms:
+            low, high = term.method.bounds(None, *term.args)
+            if term.method.form in ("mis", "mask"):
+                inside = (max(inside[0], low), min(inside[1], high))
+            elif term.method.form == "tis":
+                clip = (math.exp(low), math.exp(high))
+        out = Weights(np.empty(layout.shape, kind), np.empty(layout.shape, bool), np.empty(layout.shape, bool))
+        keep, non_finite, use = (
+            x.view(np.uint8).reshape(-1) for x in (out.keep, out.non_finite, np.ascontiguousarray(layout.mask))
+        )
+        # Bounds round to the log-ratio's dtype, as in every array library.
+        inside = kind(inside[0]), kind(inside[1])
+        token_weights(rollout, old, use, inside, clip, self.weighting is not None, out.weight.reshape(-1), keep, non_finite)
+        return out
 
     def _in_blocks(self, rollout_logp: np.ndarray, old_logp: np.ndarray, given: Mapping[str, Any]) -> Weights:
         """As one batch, in blocks of rows that stay in the cache."""
@@ -196,7 +232,7 @@ def _whole(term: Term, batch: Batch) -> Any:
 
 def _exp(xp: Any, values: Any, low: float, high: float) -> Any:
     """exp of log-weights between bounds, the bounds themselves exact; +inf where it overflows."""
-    top = math.log(float(xp.finfo(values.dtype).max)) - 1e-6
+    top = math.log(float(xp.finfo(values.dtype).max)) - 1e-4
     if high < top:
         return _between(xp, xp.exp(_between(xp, values, -math.inf, high + 1)), math.exp(low), math.exp(high))
     out = _between(xp, xp.exp(_between(xp, values, -math.inf, top)), math.exp(low), math.inf)

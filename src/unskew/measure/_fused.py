@@ -5,16 +5,16 @@ import math
 import numpy as np
 from numba import njit
 
-__all__ = ["scan"]
+__all__ = ["COEFFICIENTS", "LN2_HIGH", "LN2_LOW", "LOG2E", "ROUND", "scan"]
 
 _BLOCK = 1024
-_LOG2E, _LN2_HIGH, _LN2_LOW = 1.4426950408889634, 0.693147180369123816490, 1.90821492927058770002e-10
+LOG2E, LN2_HIGH, LN2_LOW = 1.4426950408889634, 0.693147180369123816490, 1.90821492927058770002e-10
 # Adding and taking this away rounds a double to the nearest integer, which then stands in its low bits.
-_ROUND = 6755399441055744.0
+ROUND = 6755399441055744.0
 _BIG = 30.0
 _HALF_LN2 = 0.34657359
 # (e^r − 1 − r) / r² = Σ r^k / (k + 2)!; 12 terms are exact to the last bit for |r| ≤ ln 2 / 2, 8 for |r| ≤ 1/32.
-_C = tuple(1.0 / math.factorial(k) for k in range(2, 14))
+COEFFICIENTS = _C = tuple(1.0 / math.factorial(k) for k in range(2, 14))
 
 # log cosh u = u² Σ c_k u^(2k), for |u| ≤ ln 2 / 4 within 1e-15 relative.
 _L = (1 / 2, -1 / 12, 1 / 45, -17 / 2520, 31 / 14175, -691 / 935550, 10922 / 42567525, -929569 / 10216206000)
@@ -94,12 +94,12 @@ def _expm1_small(x, out, n):  # noqa: ANN
 def _expm1(x, out, power, bits, n):  # noqa: ANN
     """e^x − 1 for −700 ≤ x ≤ 30 within 2 ulp; `power` and `bits` are one scratch array seen twice."""
     for i in range(n):
-        power[i] = x[i] * _LOG2E + _ROUND
-        out[i] = power[i] - _ROUND
+        power[i] = x[i] * LOG2E + ROUND
+        out[i] = power[i] - ROUND
     for i in range(n):
         bits[i] = (bits[i] + 1023) << 52
     for i in range(n):
-        r = (x[i] - out[i] * _LN2_HIGH) - out[i] * _LN2_LOW
+        r = (x[i] - out[i] * LN2_HIGH) - out[i] * LN2_LOW
         p = (((((_C[11] * r + _C[10]) * r + _C[9]) * r + _C[8]) * r + _C[7]) * r + _C[6]) * r + _C[5]
         p = ((((p * r + _C[4]) * r + _C[3]) * r + _C[2]) * r + _C[1]) * r + _C[0]
         out[i] = power[i] * (r + r * r * p) + (power[i] - 1.0)
