@@ -5,11 +5,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from test_golden import SAME
 
 from unskew.correct import Correction
 from unskew.measure import MismatchState, compute
-
-from test_golden import SAME
 
 DATA = Path(__file__).parent.parent / "data" / "golden"
 METRICS = json.loads((DATA / "metrics.json").read_text())
