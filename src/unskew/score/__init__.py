@@ -6,13 +6,17 @@ Model files need torch; they are loaded when first asked for.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from unskew.score._edit import Edit as Edit
+from unskew.score._edit import Inputs as Inputs
 from unskew.score._sampling import Engine as Engine
 from unskew.score._sampling import Sampling as Sampling
 from unskew.score._transforms import SamplingTransform as SamplingTransform
 
 if TYPE_CHECKING:
+    from unskew.score._edits import edited as edited
     from unskew.score._engine_hf import HFEngine as HFEngine
     from unskew.score._engine_vllm import VLLMEngine as VLLMEngine
+    from unskew.score._formats import fake_quantize as fake_quantize
     from unskew.score._gradient import head_gradients as head_gradients
     from unskew.score._head import HeadStates as HeadStates
     from unskew.score._hf import HFScorer as HFScorer
@@ -25,7 +29,7 @@ if TYPE_CHECKING:
 _NEEDS_TORCH = {
     "HFEngine": "_engine_hf",
     "VLLMEngine": "_engine_vllm", "HeadStates": "_head", "TokenScores": "_logits", "score_logits": "_logits", "HFScorer": "_hf", "capture_routing": "_routing",
-    "head_gradients": "_gradient", "replay_routing": "_routing", "routers": "_routing",
+    "head_gradients": "_gradient", "edited": "_edits", "fake_quantize": "_formats", "replay_routing": "_routing", "routers": "_routing",
 }  # fmt: skip
 
 

@@ -10,6 +10,8 @@ import numpy as np
 import torch
 
 from unskew._errors import UnskewError, require
+from unskew.score._edit import Edit
+from unskew.score._edits import edited, edited_head
 from unskew.score._head import HeadStates, TokenScores
 from unskew.score._routing import capture_routing, replay_routing
 from unskew.score._transforms import SamplingTransform
@@ -83,16 +85,39 @@ class HFScorer:
 
     @torch.no_grad()
     def forward(
-        self, prompts: Sequence[Ids], responses: Sequence[Ids], *, routed_experts: Sequence[Any] | None = None
-    ) -> HeadStates:
+        self, prompts: Sequence[Ids], responses: Sequence[Ids], *, positions: Sequence[Ids] | None = None,
+        routed_experts: Sequence[Any] | None = None, cached: "tuple[Sequence[int], HFScorer] | None" = None,
+        edits: Sequence[Edit] = (), cache_bytes: int = 1 << 29,
+    ) -> HeadStates:  # fmt: skip
         """Run the body once, batched by length, and keep the hidden states before the head.
 
         Args:
             prompts: ids of each context; an empty one leaves the first response token without a prediction (NaN).
             responses: ids of each response.
+            positions: position ids of each sequence; None for 0, 1, ….
             routed_experts: expert ids to force, one (tokens, layers, k) array a sequence over prompt + response, short
                 at the end where the engine did not route its last tokens.
+            cached: how many first tokens of each sequence have their K/V from another scorer, and that scorer.
+            edits: changes to the arithmetic of body and head.
+            cache_bytes: logits of up to this size are kept for the next transform.
         """
+        with edited(self.model, edits):
+            if cached is not None and any(cached[0]):
+                states = self._behind(prompts, responses, *cached)
+            else:
+                states = self._hidden(prompts, responses, positions, routed_experts)
+        missing = np.concatenate(
+            [np.arange(len(r)) < (1 if len(p) == 0 else 0) for p, r in zip(prompts, responses, strict=True)]
+            or [np.zeros(0, bool)]
+        )
+        head = edited_head(self.model, self.head, edits)
+        return HeadStates(states, head, prompts, responses, missing=missing, cache_bytes=cache_bytes)
+
+    def _hidden(
+        self, prompts: Sequence[Ids], responses: Sequence[Ids], positions: Sequence[Ids] | None,
+        routed_experts: Sequence[Any] | None,
+    ) -> torch.Tensor:  # fmt: skip
+        """Hidden states (N, D) that predict each response token."""
         full = [
             np.concatenate([np.asarray(p, np.int64), np.asarray(r, np.int64)]) for p, r in zip(prompts, responses, strict=True)
         ]
@@ -105,20 +130,35 @@ class HFScorer:
             longest = max(int(lengths[order[start]]), 1)
             batch = order[start : start + max(1, self.max_tokens // longest)]
             routing = None if routed_experts is None else [routed_experts[k] for k in batch]
-            hidden = self._body([full[k] for k in batch], routing)
+            places = None if positions is None else [positions[k] for k in batch]
+            hidden = self._body([full[k] for k in batch], routing, places)
             for row, k in enumerate(batch):
                 first = len(prompts[k])
                 parts[k] = hidden[row, max(first - 1, 0) : len(full[k]) - 1]
                 if first == 0 and len(full[k]):
                     parts[k] = torch.cat([hidden[row, :1], parts[k]])
             start += len(batch)
-        missing = np.concatenate(
-            [np.arange(len(r)) < (1 if len(p) == 0 else 0) for p, r in zip(prompts, responses, strict=True)]
-            or [np.zeros(0, bool)]
-        )
         width = self.model.get_output_embeddings().weight.shape[1]
-        states = torch.cat([p for p in parts if p is not None]) if parts else torch.zeros((0, width))
-        return HeadStates(states, self.head, prompts, responses, missing=missing)
+        return torch.cat([p for p in parts if p is not None]) if parts else torch.zeros((0, width))
+
+    def _behind(self, prompts: Sequence[Ids], responses: Sequence[Ids], lengths: Sequence[int], other: "HFScorer") -> torch.Tensor:
+        """As `_hidden`, the first tokens of each sequence read through the K/V that another scorer computed."""
+        parts = []
+        for prompt, response, length in zip(prompts, responses, lengths, strict=True):
+            length = min(int(length), len(prompt) - 1)
+            if length <= 0:
+                parts.append(self._hidden([prompt], [response], None, None))
+                continue
+            ids = torch.tensor(np.concatenate([prompt, response]).astype(np.int64))[None].to(self.model.device)
+            prefix = other.model(input_ids=ids[:, :length], use_cache=True).past_key_values
+            kept: list[torch.Tensor] = []
+            handle = self.model.base_model.register_forward_hook(lambda _m, _i, output, kept=kept: kept.append(output[0]))
+            try:
+                self.model(input_ids=ids[:, length:], past_key_values=prefix, use_cache=True)
+            finally:
+                handle.remove()
+            parts.append(kept[0][0, len(prompt) - 1 - length : -1])
+        return torch.cat(parts)
 
     def routing(self, prompts: Sequence[Ids], responses: Sequence[Ids]) -> list[np.ndarray]:
         """Expert ids this model chooses, one (tokens, layers, k) array a sequence over prompt + response.
@@ -133,7 +173,9 @@ class HFScorer:
             out.append(np.stack([torch.cat(layer).numpy() for layer in chosen], axis=1))
         return out
 
-    def _body(self, rows: Sequence[np.ndarray], routing: Sequence[Any] | None) -> torch.Tensor:
+    def _body(
+        self, rows: Sequence[np.ndarray], routing: Sequence[Any] | None, positions: Sequence[Ids] | None
+    ) -> torch.Tensor:
         """Last hidden states (rows, longest, D), checked against the logits that the model itself returns."""
         device = self.model.device
         longest = max(len(ids) for ids in rows)
@@ -146,11 +188,11 @@ class HFScorer:
         handle = self.model.base_model.register_forward_hook(lambda _m, _i, output: kept.append(output[0]))
         accepts = inspect.signature(self.model.forward).parameters
         more: dict[str, Any] = {"logits_to_keep": 1} if "logits_to_keep" in accepts else {}
-        more |= (
-            {"position_ids": torch.arange(longest, device=device)[None].expand(len(rows), -1)}
-            if "position_ids" in accepts
-            else {}
-        )
+        if "position_ids" in accepts:
+            places = torch.arange(longest)[None].repeat(len(rows), 1)
+            for row, given in enumerate(positions if positions is not None else ()):
+                places[row, : len(given)] = torch.tensor(np.asarray(given, np.int64))
+            more["position_ids"] = places.to(device)
         forced = nullcontext() if routing is None else replay_routing(self.model, _routing_of(routing, longest))
         try:
             with forced:
