@@ -15,10 +15,23 @@ P = 8
 class TinyScorer:
     """The numpy LM behind the scorer's interface: its logits are the hidden states, its head the identity."""
 
+    tokenizer = None
+
     def __init__(self, lm: LM, **how):
         self.lm, self.how = lm, how
 
-    def forward(self, prompts, responses, routed_experts=None):
+    @property
+    def vocab_size(self):
+        return self.lm.logits(np.zeros(2, np.int64)).shape[-1]
+
+    @property
+    def tensor_groups(self):
+        return ()
+
+    def takes(self, edit):
+        return edit == "routing" and "moe" in self.how
+
+    def forward(self, prompts, responses, routed_experts=None, **_):
         logits = []
         for row, (prompt, response) in enumerate(zip(prompts, responses, strict=True)):
             tokens = np.concatenate([prompt, response])

@@ -17,11 +17,12 @@ from unskew.causes import (
 from unskew.causes._base import CLIP_NATS as CLIP_NATS
 from unskew.causes._base import Cause as Cause
 from unskew.causes._base import Counterfactual as Counterfactual
+from unskew.causes._base import Facts as Facts
 from unskew.causes._base import Gap as Gap
 from unskew.causes._base import Intervention as Intervention
 from unskew.causes._base import Parameter as Parameter
 from unskew.causes._base import Reading as Reading
-from unskew.causes._base import fit_pair as fit_pair
+from unskew.causes._fit import fit_pair as fit_pair
 
 CAUSES: Mapping[str, Cause] = {
     cause.id: cause

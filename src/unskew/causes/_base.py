@@ -3,34 +3,47 @@
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import ClassVar, Literal, Protocol
+from functools import cached_property
+from typing import Any, ClassVar, Literal, Protocol
 
 import numpy as np
 
+from unskew.score import Edit, Inputs
 from unskew.trace import Trace
 
 __all__ = [
     "CLIP_NATS",
     "Cause",
     "Counterfactual",
+    "Facts",
     "Gap",
     "Intervention",
     "Parameter",
     "Reading",
-    "fit_pair",
-    "fit_parameter",
     "mean_and_z",
-    "minimise",
 ]
 
 Side = Literal["rollout", "trainer", "record"]
 Severity = Literal["info", "warn", "error"]
 Parameter = float | int | str
 
-_UNSURE = 1.0 / (0.05**2 + 0.05**2)
+_SCREEN_TOKENS = 400
 
 CLIP_NATS = 0.5
 """A token's gap counts at most this many nats in a loss: rounding moves a few tokens out of a truncated support."""
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What is known of the model's ids: BOS, padding, the tokenizer; None where it is not."""
+
+    bos_id: int | None = None
+    pad_id: int | None = None
+    tokenizer: Any = None
+
+
+Rewrite = Callable[[Inputs, Trace, Facts], Inputs]
+"""Other inputs of a forward pass than those recorded; a frozen value, since passes are kept by it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +56,10 @@ class Intervention:
     Args:
         cause: id of the cause it belongs to.
         parameters: what was chosen or fitted, by name.
-        scorer: which scorer computes the log-probs: "" the clean one, else a name the counterfactual knows
-            ("bos", "older:1", "head-of:older:1", "bfloat16", "routing").
+        scorer: whose weights compute the log-probs: "" the clean scorer's, else a name the counterfactual knows
+            ("older:1", "base", "bfloat16"; "of:older:1:lm_head" the clean ones but for those tensors).
+        edits: changes to the arithmetic of that model.
+        inputs: other inputs than those recorded.
         sampling: fields of `SamplingTransform` that it sets.
         logp: from the log-probs (N,) as computed to the log-probs as recorded.
         rows: from the rows as they happened to the rows as recorded (the lab only).
@@ -54,6 +69,8 @@ class Intervention:
     cause: str
     parameters: Mapping[str, Parameter] = field(default_factory=dict)
     scorer: str = ""
+    edits: tuple[Edit, ...] = ()
+    inputs: Rewrite | None = None
     sampling: Mapping[str, float] = field(default_factory=dict)
     logp: Callable[[np.ndarray, Trace], np.ndarray] | None = None
     rows: Callable[[Trace], Trace] | None = None
@@ -71,6 +88,19 @@ class Counterfactual(Protocol):
     @property
     def scorers(self) -> frozenset[str]:
         """Names of the other scorers it can ask."""
+        ...
+
+    @property
+    def facts(self) -> Facts:
+        """What is known of the model's ids."""
+        ...
+
+    def edits(self, name: str) -> bool:
+        """Whether this model has a place for an edit."""
+        ...
+
+    def tensors(self) -> tuple[str, ...]:
+        """Names of the groups of tensors of the model: the embedding, each layer, the head."""
         ...
 
     @property
@@ -140,6 +170,16 @@ class Gap:
         gap = np.where(np.isnan(predicted), 0.0, gap)
         return np.where(self.keep, gap**2 * self.weight, 0.0)
 
+    @cached_property
+    def screened(self) -> np.ndarray:
+        """Tokens of the loss that a forward pass of their own is spent on first: whole fit sequences, about a tenth; sorted."""
+        use = self.keep & self.fit
+        rows = np.unique(self.trace.row_of_token[use])
+        tokens = max(_SCREEN_TOKENS, int(self.keep.sum()) // 12)
+        count = max(4, round(len(rows) * min(1.0, tokens / max(int(use.sum()), 1))))
+        rows = rows[np.unique(np.linspace(0, len(rows) - 1, min(count, len(rows))).astype(int))] if len(rows) else rows
+        return np.flatnonzero(use & np.isin(self.trace.row_of_token, rows))
+
     def some(self, among: np.ndarray) -> np.ndarray:
         """Evenly spaced tokens of the loss among these, sorted, no more than the counterfactual can afford."""
         index = np.flatnonzero(self.keep & among)
@@ -191,6 +231,8 @@ class Cause:
     settings: ClassVar[tuple[str, ...]] = ()
     needs_model: ClassVar[bool] = False
     """Whether `propose` asks for another scorer or sampling transform than the recorded ones."""
+    costly: ClassVar[bool] = False
+    """Whether `propose` spends forward passes of its own: asked only where cheaper causes leave a gap."""
     symmetric: ClassVar[bool] = False
     """Whether only a model can tell on which side it sits."""
     parameter: ClassVar[str | None] = None
@@ -231,69 +273,3 @@ def mean_and_z(values: np.ndarray, cu_seqlens: np.ndarray, n: int) -> tuple[floa
     if not spread:
         return total / max(n, 1), math.copysign(math.inf, total) if total else 0.0
     return total / max(n, 1), total / spread
-
-
-def minimise(loss: Callable[[np.ndarray], np.ndarray], grid: Sequence[float], *, rounds: int = 3) -> tuple[float, float]:
-    """(argmin, min) of a function of one number given on arrays: a grid, a zoom, then parabolas through three points.
-
-    Example:
-        >>> x, y = minimise(lambda x: (x - 0.7123) ** 2, (0.5, 1.0, 2.0))
-        >>> round(x, 6), bool(y < 1e-12)
-        (0.7123, True)
-    """
-    values = np.asarray(grid, np.float64)
-    scores = loss(values)
-    best = int(np.argmin(scores))
-    low, high = values[max(best - 1, 0)], values[min(best + 1, len(values) - 1)]
-    at, least, step = float(values[best]), float(scores[best]), (high - low) / 8
-    for _ in range(rounds):
-        values = at + step * np.arange(-4, 5)
-        values = values[(values > 0) & (values >= grid[0]) & (values <= grid[-1])]
-        scores = loss(values)
-        best = int(np.argmin(scores))
-        if scores[best] <= least:
-            at, least = float(values[best]), float(scores[best])
-        if 0 < best < len(values) - 1:
-            a, b, c = (float(v) for v in scores[best - 1 : best + 2])
-            if a + c > 2 * b:
-                vertex = float(values[best]) + step * (a - c) / (2 * (a - 2 * b + c))
-                (score,) = loss(np.array([vertex]))
-                if score <= least:
-                    at, least = float(vertex), float(score)
-        step /= 8
-    return at, least
-
-
-def fit_parameter(gap: Gap, cause: Cause, *, rounds: int = 3) -> Intervention:
-    """The cause's intervention whose parameter minimises the loss on the fit sequences, on top of the accepted ones."""
-    assert cause.parameter is not None
-    loss = _fit_loss(gap, lambda values: [cause.intervene(**{str(cause.parameter): float(value)}) for value in values])
-    return cause.intervene(**{cause.parameter: minimise(loss, cause.grid, rounds=rounds)[0]})
-
-
-def fit_pair(gap: Gap, first: Cause, second: Cause) -> tuple[Intervention, Intervention]:
-    """Both causes' interventions fitted together: every pair of grid points, then one parameter after the other.
-
-    Two parameters trade off along a valley that alternate fits from one end of it do not leave.
-    """
-    assert first.parameter is not None and second.parameter is not None
-    pairs = [
-        (first.intervene(**{first.parameter: a}), second.intervene(**{second.parameter: b}))
-        for a in first.grid
-        for b in second.grid
-    ]
-    losses = _hypotheses_loss(gap, [(*gap.accepted, *pair) for pair in pairs])
-    best = pairs[int(np.argmin(losses))]
-    for _ in range(2):
-        a = fit_parameter(replace(gap, accepted=(*gap.accepted, best[1])), first, rounds=2)
-        best = (a, fit_parameter(replace(gap, accepted=(*gap.accepted, a)), second, rounds=2))
-    return best
-
-
-def _fit_loss(gap: Gap, make: Callable[[np.ndarray], list[Intervention]]) -> Callable[[np.ndarray], np.ndarray]:
-    return lambda values: _hypotheses_loss(gap, [(*gap.accepted, new) for new in make(values)])
-
-
-def _hypotheses_loss(gap: Gap, hypotheses: Sequence[Sequence[Intervention]]) -> np.ndarray:
-    tokens = None if any(i.stage == 1 for i in gap.accepted) else gap.some(gap.fit & (gap.weight < _UNSURE))
-    return gap.loss(gap.counterfactual.predict(hypotheses, tokens=tokens))[:, gap.fit].sum(axis=1)

@@ -1,8 +1,11 @@
 """Routing causes: a mixture-of-experts model chose other experts."""
 
 from collections.abc import Iterable
+from dataclasses import replace
 
-from unskew.causes._base import Cause, Gap, Intervention, Parameter, Reading
+from unskew.causes._base import Cause, Facts, Gap, Intervention, Parameter, Reading
+from unskew.score import Inputs
+from unskew.trace import Trace
 
 __all__ = ["Flips"]
 
@@ -20,14 +23,14 @@ class Flips(Cause):
     needs_model = True
 
     def intervene(self, **parameters: Parameter) -> Intervention:
-        return Intervention(self.id, dict(parameters), scorer="routing")
+        return Intervention(self.id, dict(parameters), inputs=_replayed)
 
     def propose(self, gap: Gap) -> Iterable[Intervention]:
-        if "routing" in gap.counterfactual.scorers and gap.side == "rollout":
+        if _recorded(gap) and gap.side == "rollout":
             yield self.intervene()
 
     def at_floor(self, gap: Gap) -> Iterable[Reading]:
-        if "routing" not in gap.counterfactual.scorers:
+        if not _recorded(gap):
             return
         before = float(gap.loss(gap.clean).sum())
         after = float(gap.loss(gap.counterfactual.predict([[self.intervene()]])[0]).sum())
@@ -35,3 +38,12 @@ class Flips(Cause):
         if share > 0.05:
             says = f"the gap is at its floor; replaying the recorded expert ids would still remove {share:.0%} of d²"
             yield Reading(self.id, "rollout", "info", (says,), explained=round(share, 4))
+
+
+def _replayed(inputs: Inputs, trace: Trace, _: Facts) -> Inputs:
+    return replace(inputs, routed_experts=trace.rows("routed_experts"))
+
+
+def _recorded(gap: Gap) -> bool:
+    """Whether there are expert ids to replay and a model to replay them in."""
+    return gap.trace.has("routed_experts") and gap.counterfactual.edits("routing")

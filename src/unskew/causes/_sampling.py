@@ -5,7 +5,8 @@ from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
-from unskew.causes._base import Cause, Gap, Intervention, Parameter, Reading, Side, fit_parameter, mean_and_z, minimise
+from unskew.causes._base import Cause, Gap, Intervention, Parameter, Reading, Side, mean_and_z
+from unskew.causes._fit import fit_parameter, minimise
 from unskew.trace import Trace
 
 __all__ = [

@@ -1,8 +1,13 @@
 """Template causes: the two sides read different prompts."""
 
 from collections.abc import Iterable
+from dataclasses import replace
 
-from unskew.causes._base import Cause, Gap, Intervention, Parameter
+import numpy as np
+
+from unskew.causes._base import Cause, Facts, Gap, Intervention, Parameter
+from unskew.score import Inputs
+from unskew.trace import Trace
 
 __all__ = ["Bos"]
 
@@ -20,8 +25,21 @@ class Bos(Cause):
     needs_model = True
 
     def intervene(self, **parameters: Parameter) -> Intervention:
-        return Intervention(self.id, {}, scorer="bos")
+        return Intervention(self.id, {}, inputs=_toggled_bos)
 
     def propose(self, gap: Gap) -> Iterable[Intervention]:
-        if "bos" in gap.counterfactual.scorers:
+        if gap.counterfactual.facts.bos_id is not None:
             yield self.intervene()
+
+
+def _toggled_bos(inputs: Inputs, _: Trace, facts: Facts) -> Inputs:
+    """Prompts without the BOS that they begin with, or with the one that they lack."""
+    return replace(inputs, prompts=[_toggled(np.asarray(prompt), facts.bos_id) for prompt in inputs.prompts])
+
+
+def _toggled(prompt: np.ndarray, bos_id: int | None) -> np.ndarray:
+    if not len(prompt) or bos_id is None:
+        return prompt
+    if len(prompt) > 1 and prompt[0] == bos_id:
+        return prompt[1:]
+    return np.concatenate([[bos_id], prompt]).astype(np.int64)

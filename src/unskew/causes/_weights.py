@@ -28,9 +28,8 @@ class Stale(Cause):
         return Intervention(self.id, {"lag": lag}, scorer=f"older:{lag}")
 
     def propose(self, gap: Gap) -> Iterable[Intervention]:
-        for name in sorted(gap.counterfactual.scorers):
-            if name.startswith("older:"):
-                yield self.intervene(lag=int(name.removeprefix("older:")))
+        for lag in _lags(gap):
+            yield self.intervene(lag=lag)
 
     def read(self, trace: Trace) -> Iterable[Reading]:
         if not (trace.has("weight_version") and "old_version" in trace.columns):
@@ -86,12 +85,11 @@ class TiedHead(Cause):
 
     def intervene(self, **parameters: Parameter) -> Intervention:
         lag = int(parameters["lag"])
-        return Intervention(self.id, {"lag": lag}, scorer=f"head-of:older:{lag}")
+        return Intervention(self.id, {"lag": lag}, scorer=f"of:older:{lag}:head")
 
     def propose(self, gap: Gap) -> Iterable[Intervention]:
-        for name in sorted(gap.counterfactual.scorers):
-            if name.startswith("head-of:older:"):
-                yield self.intervene(lag=int(name.removeprefix("head-of:older:")))
+        for lag in _lags(gap):
+            yield self.intervene(lag=lag)
 
 
 class StalePrefixCache(Cause):
@@ -108,3 +106,8 @@ class StalePrefixCache(Cause):
 
     def read(self, trace: Trace) -> Iterable[Reading]:
         yield from contrast(self, trace, "cached_tokens", "rollout")
+
+
+def _lags(gap: Gap) -> list[int]:
+    """Lags of the older checkpoints that were given."""
+    return sorted(int(name.removeprefix("older:")) for name in gap.counterfactual.scorers if name.startswith("older:"))

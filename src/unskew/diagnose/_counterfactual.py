@@ -1,14 +1,15 @@
 """The clean scorer under interventions: what a side would have recorded."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from unskew._errors import UnskewError
-from unskew.causes import Intervention
-from unskew.score import SamplingTransform
+from unskew.causes import Facts, Intervention
+from unskew.score import HEAD_NAMES, Edit, Inputs, SamplingTransform
 from unskew.trace import Trace
 
 if TYPE_CHECKING:
@@ -28,10 +29,19 @@ class RecordCounterfactual:
     scorers: frozenset[str] = frozenset()
     trainer_temperature = 1.0
     affordable = 1 << 20
-    forwards = 0
+    forwards = 0.0
+    facts = Facts()
 
     def __init__(self, trace: Trace, clean: np.ndarray) -> None:
         self._trace, self._clean = trace, clean
+
+    def edits(self, name: str) -> bool:
+        """No model, no edits."""
+        return False
+
+    def tensors(self) -> tuple[str, ...]:
+        """No model, no tensors."""
+        return ()
 
     def predict(self, hypotheses: Sequence[Sequence[Intervention]], *, tokens: np.ndarray | None = None) -> np.ndarray:
         """Log-probs each hypothesis would have recorded, float64 (K, N)."""
@@ -39,10 +49,9 @@ class RecordCounterfactual:
 
 
 class ModelCounterfactual:
-    """The clean scorer, an HF model in fp32, and the other scorers it can be replaced with.
+    """The clean scorer, an HF model in fp32, and what it would say with other weights, arithmetic or inputs.
 
-    Each scorer's body runs once; hypotheses that share a scorer share one pass over the logits. "head-of:older:1" is the
-    clean body under the head of that checkpoint.
+    Each body runs once for the rows that are asked for; hypotheses that share it share one pass over the logits.
 
     Args:
         trace: the usable rows.
@@ -60,42 +69,55 @@ class ModelCounterfactual:
         trainer_temperature: float,
     ) -> None:
         self.trainer_temperature = trainer_temperature
-        self.forwards = 0
-        self._trace, self._load, self._bos_id = trace, load, bos_id
-        self._prompts = trace.contexts()
-        self._responses = np.split(trace.tokens("response_ids"), trace.cu_seqlens[1:-1])
-        self._routing = trace.rows("routed_experts") if trace.has("routed_experts") else None
-        self._states: dict[tuple[str, ...], HeadStates] = {}
+        self.forwards = 0.0
+        self._trace, self._load = trace, load
+        responses = np.split(trace.tokens("response_ids"), trace.cu_seqlens[1:-1])
+        self._inputs = Inputs(trace.contexts(), responses)
+        self._states: dict[_Body, list[tuple[np.ndarray, HeadStates]]] = {}
         self.scorers = frozenset(name for name in load if name and name not in ("bfloat16", "float16"))
-        self.scorers |= {f"head-of:{name}" for name in self.scorers if name.startswith("older:")}
-        self.scorers |= {"bos"} if bos_id is not None else set()
-        self.scorers |= {"routing"} if self._routing is not None else set()
+        tokenizer = load[""]().tokenizer
+        self.facts = Facts(bos_id, getattr(tokenizer, "pad_token_id", None), tokenizer)
 
     def scores(self, scorer: str = "") -> "TokenScores":
         """Log-probs, entropy and noise scale at the trainer's temperature, each float64 (N,)."""
-        return self._at((scorer,) if scorer else ()).scores(self._transform(()))
+        return self._whole(_Body(scorer)).scores(self._transform(()))
 
     def alone(self, rows: Sequence[int]) -> np.ndarray:
         """Log-probs of some rows scored one at a time: the clean scorer in another batch shape."""
-        scorer = self._load[""]()
-        parts = [scorer.forward([self._prompts[row]], [self._responses[row]]) for row in rows]
-        self.forwards += len(parts)
+        scorer, inputs = self._load[""](), self._inputs
+        parts = [scorer.forward([inputs.prompts[row]], [inputs.responses[row]]) for row in rows]
+        self._count(np.asarray(rows))
         return np.concatenate([states.logp([self._transform(())])[0] for states in parts])
 
     @property
     def affordable(self) -> int:
         """Tokens that a parameter can be fitted on: those whose logits hold 2^23 numbers, at least 192."""
-        return max(192, (1 << 23) // self._at(()).vocab_size)
+        return max(192, (1 << 23) // self._load[""]().vocab_size)
+
+    def edits(self, name: str) -> bool:
+        """Whether this model has a place for an edit."""
+        return self._load[""]().takes(name)
+
+    def tensors(self) -> tuple[str, ...]:
+        """Names of the groups of tensors of the model: the embedding, each layer, the head."""
+        return self._load[""]().tensor_groups
 
     def predict(self, hypotheses: Sequence[Sequence[Intervention]], *, tokens: np.ndarray | None = None) -> np.ndarray:
         """Log-probs each hypothesis would have recorded, float64 (K, N); NaN outside `tokens` where they are given."""
-        keys = [tuple(sorted({i.scorer for i in hypothesis if i.scorer})) for hypothesis in hypotheses]
+        bodies = [_Body.of(hypothesis) for hypothesis in hypotheses]
+        heads = [tuple(sorted((e for i in h for e in i.edits if e.name in HEAD_NAMES), key=str)) for h in hypotheses]
         transforms = [self._transform(hypothesis) for hypothesis in hypotheses]
-        out = np.empty((len(hypotheses), self._trace.n_tokens))
-        for key in set(keys):
-            members = [i for i, other in enumerate(keys) if other == key]
+        out = np.full((len(hypotheses), self._trace.n_tokens), np.nan)
+        for body, head in dict.fromkeys(zip(bodies, heads, strict=True)):
+            members = [i for i, pair in enumerate(zip(bodies, heads, strict=True)) if pair == (body, head)]
             unique = list(dict.fromkeys(transforms[i] for i in members))
-            logp = dict(zip(unique, self._at(key).logp(unique, tokens=tokens), strict=True))
+            place, states = self._at(body, tokens)
+            if head:
+                states = states.mapped(self._load[""]().model, head)
+            local = None if tokens is None else np.flatnonzero(np.isin(place, tokens))
+            found = np.full((len(unique), self._trace.n_tokens), np.nan)
+            found[:, place] = states.logp(unique, tokens=local)
+            logp = dict(zip(unique, found, strict=True))
             for i in members:
                 out[i] = recorded(logp[transforms[i]], hypotheses[i], self._trace)
         return out
@@ -106,31 +128,66 @@ class ModelCounterfactual:
             transform = replace(transform, **intervention.sampling)
         return transform
 
-    def _at(self, key: tuple[str, ...]) -> "HeadStates":
-        if key not in self._states:
-            self._states[key] = self._new(key)
-        return self._states[key]
+    def _whole(self, body: "_Body") -> "HeadStates":
+        return self._at(body, None)[1]
 
-    def _new(self, key: tuple[str, ...]) -> "HeadStates":
-        heads = [name for name in key if name.startswith("head-of:")]
-        models = [name for name in key if name in self._load]
-        if len(heads) + len(models) > 1:
-            raise UnskewError(f"one hypothesis names two models: {heads + models}", exit_code=2)
-        if heads:
-            body = tuple(name for name in key if name not in heads)
-            return self._at(body).under(self._load[heads[0].removeprefix("head-of:")]().head)
-        prompts = [self._toggle_bos(ids) for ids in self._prompts] if "bos" in key else self._prompts
-        self.forwards += 1
-        return self._load[models[0] if models else ""]().forward(
-            prompts, self._responses, routed_experts=self._routing if "routing" in key else None
-        )
+    def _at(self, body: "_Body", tokens: np.ndarray | None) -> "tuple[np.ndarray, HeadStates]":
+        """(token indices, states) of a body, of all rows or at least of those that hold the tokens."""
+        n, row_of_token = len(self._trace), self._trace.row_of_token
+        rows = np.arange(n) if tokens is None else np.unique(row_of_token[tokens])
+        for known, states in self._states.get(body, ()):
+            if np.isin(rows, known).all():
+                return np.flatnonzero(np.isin(row_of_token, known)), states
+        rows = np.arange(n) if 2 * len(rows) > n or body == _Body() else rows
+        if body.scorer.startswith("of:") and body.scorer.endswith(":head"):
+            other = self._load[body.scorer.removeprefix("of:").removesuffix(":head")]()
+            place, states = self._at(replace(body, scorer=""), tokens)
+            return place, states.under(other.head)
+        states = self._new(body, rows)
+        self._states.setdefault(body, []).append((rows, states))
+        return np.flatnonzero(np.isin(row_of_token, rows)), states
 
-    def _toggle_bos(self, prompt: np.ndarray) -> np.ndarray:
-        if not len(prompt) or self._bos_id is None:
-            return prompt
-        if len(prompt) > 1 and prompt[0] == self._bos_id:
-            return prompt[1:]
-        return np.concatenate([[self._bos_id], prompt]).astype(np.int64)
+    def _new(self, body: "_Body", rows: np.ndarray) -> "HeadStates":
+        inputs = self._inputs
+        for rewrite in body.inputs:
+            inputs = rewrite(inputs, self._trace, self.facts)
+        self._count(rows)
+
+        def some(values: Any) -> Any:
+            return None if values is None else [values[row] for row in rows]
+
+        older, _, groups = body.scorer.removeprefix("of:").rpartition(":") if body.scorer.startswith("of:") else ("", "", "")
+        scorer = self._load[body.scorer if not older else ""]()
+        with scorer.with_tensors_of(self._load[older](), groups.split(",")) if older else nullcontext():
+            states = scorer.forward(
+                some(inputs.prompts), some(inputs.responses), positions=some(inputs.positions),
+                routed_experts=some(inputs.routed_experts),
+                cached=None if inputs.cached is None else (some(inputs.cached[0]), self._load[inputs.cached[1]]()),
+                edits=body.edits, cache_bytes=1 << 29 if body == _Body() else 1 << 25,
+            )  # fmt: skip
+            if older and "head" in groups.split(","):
+                states = states.under(scorer.frozen_head())
+        return states
+
+    def _count(self, rows: np.ndarray) -> None:
+        self.forwards += float(self._trace.lengths[rows].sum()) / max(self._trace.n_tokens, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class _Body:
+    """What decides on the hidden states: weights, arithmetic, inputs."""
+
+    scorer: str = ""
+    edits: tuple[Edit, ...] = ()
+    inputs: tuple[Callable[..., Inputs], ...] = ()
+
+    @classmethod
+    def of(cls, hypothesis: Sequence[Intervention]) -> "_Body":
+        scorers = sorted({i.scorer for i in hypothesis if i.scorer})
+        if len(scorers) > 1:
+            raise UnskewError(f"one hypothesis names two models: {scorers}", exit_code=2)
+        edits = sorted({e for i in hypothesis for e in i.edits if e.name not in HEAD_NAMES}, key=str)
+        return cls("".join(scorers), tuple(edits), tuple(i.inputs for i in hypothesis if i.inputs is not None))
 
 
 def recorded(logp: np.ndarray, hypothesis: Sequence[Intervention], trace: Trace) -> np.ndarray:

@@ -52,7 +52,7 @@ def _joint(gap: Gap, causes: Sequence[Cause], used: set[str]) -> list[tuple[Inte
 
 def _one_model(hypothesis: Sequence[Intervention]) -> bool:
     """Whether at most one of them puts other weights in the place of the clean scorer's."""
-    return sum(i.scorer not in ("", "bos", "routing") for i in hypothesis) <= 1
+    return len({i.scorer for i in hypothesis if i.scorer}) <= 1
 
 
 def _best(gap: Gap, candidates: Sequence[tuple[Intervention, ...]]) -> tuple[Intervention, ...] | None:

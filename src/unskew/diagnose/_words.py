@@ -293,7 +293,7 @@ def _unchecked(found: "Findings", unknown: bool) -> list[Mapping[str, str]]:
         clean = found.sides[0].gap.counterfactual
         if not any(name.startswith("older:") for name in clean.scorers):
             note("weights.stale", "no older checkpoint was given", "run again with --older DIR")
-        if "bos" not in clean.scorers:
+        if clean.facts.bos_id is None:
             note("template.bos", "the tokenizer names no BOS token", "give a model directory with its tokenizer files")
     if not trace.has("old_logp"):
         note(

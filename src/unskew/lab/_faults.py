@@ -156,12 +156,12 @@ def _sample(
     inner = HFScorer.load(model_path(model), dtype=run_dtype)
     if "older:" in change.scorer:
         old = HFScorer.load(model_path(f"dense-old-{parameters['lag']}"), dtype=run_dtype)
-        if change.scorer.startswith("head-of:"):
+        if change.scorer.startswith("of:"):
             inner.model.lm_head.weight = torch.nn.Parameter(old.model.lm_head.weight.detach().clone())
         else:
             inner = old
     engine = HFEngine(inner, path=model)
-    given = [prompt[1:] for prompt in ids] if change.scorer == "bos" else ids
+    given = [prompt[1:] for prompt in ids] if fault.cause == "template.bos" else ids
     with _low_precision_router(inner.model, int(parameters.get("mantissa_bits", 0))):
         rows = engine.sample(given, sampling=sampling)
         routed = inner.routing(given, [row["response_ids"] for row in rows]) if model == "moe" else None

@@ -6,6 +6,7 @@ Model files need torch; they are loaded when first asked for.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from unskew.score._edit import HEAD_NAMES as HEAD_NAMES
 from unskew.score._edit import Edit as Edit
 from unskew.score._edit import Inputs as Inputs
 from unskew.score._sampling import Engine as Engine

@@ -69,20 +69,19 @@ def _attention(
     scaling: float | None = None, dropout: float = 0.0, **more: Any,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:  # fmt: skip
     _active["calls"] += 1
-    scaling = scaling if scaling is not None else query.shape[-1] ** -0.5
+    scale = (scaling if scaling is not None else query.shape[-1] ** -0.5) * _active.get("attention-scale", 1.0)
     if format := _active.get("kv-cache"):
         key, value = fake_quantize(key, format), fake_quantize(value, format)
-    scaling *= _active.get("attention-scale", 1.0)
     dropout = _active.get("attention-dropout", dropout)
     if window := _active.get("sliding-window"):
         attention_mask = _windowed(attention_mask, query, key, int(window))
     if "attention-softcap" in _active or "attention-kernel" in _active:
-        return _by_hand(module, query, key, value, attention_mask, scaling, dropout, more.get("softcap"))
+        return _by_hand(module, query, key, value, attention_mask, scale, dropout, more.get("softcap"))
     if _active["base"] == "eager":
         eager = sys.modules[type(module).__module__].eager_attention_forward  # pyright: ignore[reportAttributeAccessIssue]
-        return eager(module, query, key, value, attention_mask, scaling=scaling, dropout=dropout, **more)
+        return eager(module, query, key, value, attention_mask, scaling=scale, dropout=dropout, **more)
     functions = sys.modules["transformers.modeling_utils"].ALL_ATTENTION_FUNCTIONS  # pyright: ignore[reportAttributeAccessIssue]
-    return functions["sdpa"](module, query, key, value, attention_mask, scaling=scaling, dropout=dropout, **more)
+    return functions["sdpa"](module, query, key, value, attention_mask, scaling=scale, dropout=dropout, **more)
 
 
 def _causal(query: torch.Tensor, key: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

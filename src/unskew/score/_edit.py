@@ -6,10 +6,13 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["Edit", "Inputs"]
+__all__ = ["HEAD_NAMES", "Edit", "Inputs"]
+
+HEAD_NAMES = frozenset({"head-precision", "logits-precision", "final-softcap", "vocab-padding"})
+"""Edits that leave the hidden states as they are."""
 
 
-@dataclass(frozen=True, slots=True, order=True)
+@dataclass(frozen=True, slots=True)
 class Edit:
     """One named change to how a model computes; `BODY_EDITS` and `HEAD_EDITS` say what each does.
 

@@ -27,7 +27,7 @@ def _linears(model: Model) -> Iterator[tuple[str, Model]]:
 
 
 @contextmanager
-def _swapped(parameters: Mapping[torch.nn.Parameter, torch.Tensor]) -> Iterator[None]:
+def _swapped(parameters: Mapping[Any, torch.Tensor]) -> Iterator[None]:
     """Other values in the place of parameters or buffers for a while."""
     before = {parameter: parameter.data for parameter in parameters}
     try:
@@ -46,6 +46,10 @@ def _hooked(handles: Sequence[torch.utils.hooks.RemovableHandle]) -> Iterator[No
     finally:
         for handle in handles:
             handle.remove()
+
+
+def _on_output(change: Callable[[torch.Tensor], torch.Tensor]) -> Callable[..., torch.Tensor]:
+    return lambda _module, _inputs, output: change(output)
 
 
 def _weights(model: Model, format: str) -> Any:
@@ -98,13 +102,15 @@ def _norm_precision(model: Model, dtype: str) -> Any:
         module.register_forward_pre_hook(lambda _, inputs: (fake_quantize(inputs[0], dtype), *inputs[1:]))
         for module in _norms(model)
     ]
-    after = [module.register_forward_hook(lambda _m, _i, output: fake_quantize(output, dtype)) for module in _norms(model)]
+    after = [module.register_forward_hook(_on_output(lambda x: fake_quantize(x, dtype))) for module in _norms(model)]
     return _hooked([*before, *after])
 
 
 @contextmanager
 def _norm_eps(model: Model, eps: float) -> Iterator[None]:
-    found = [(m, name) for m in _norms(model) for name in ("variance_epsilon", "eps") if isinstance(getattr(m, name, None), float)]
+    found = [
+        (m, name) for m in _norms(model) for name in ("variance_epsilon", "eps") if isinstance(getattr(m, name, None), float)
+    ]
     before = [getattr(module, name) for module, name in found]
     try:
         for module, name in found:
@@ -161,7 +167,7 @@ def _rotations(model: Model, change: Callable[[torch.Tensor], torch.Tensor]) -> 
 def _dropout(model: Model, p: float) -> Iterator[None]:
     """Attention probabilities and what dropout layers see, dropped with probability p, from a seed of its own."""
     layers = [m for m in model.modules() if isinstance(m, torch.nn.Dropout)]
-    handles = [m.register_forward_hook(lambda _m, _i, x: torch.nn.functional.dropout(x, p, training=True)) for m in layers]
+    handles = [m.register_forward_hook(_on_output(lambda x: torch.nn.functional.dropout(x, p, training=True))) for m in layers]
     with torch.random.fork_rng(devices=[]), attention_edits(model, [Edit("attention-dropout", p)]), _hooked(handles):
         torch.manual_seed(0)
         yield

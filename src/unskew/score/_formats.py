@@ -30,7 +30,9 @@ def fake_quantize(values: torch.Tensor, format: str) -> torch.Tensor:
     """
     grid, _, scope = format.partition("/")
     if grid not in GRIDS or not (scope in ("", "one", "tensor", "channel", "token") or scope.startswith(("group", "block"))):
-        raise UnskewError(f"no number format {format!r}", hint=f"one of {', '.join(GRIDS)} with /tensor, /channel, /group32", exit_code=2)
+        raise UnskewError(
+            f"no number format {format!r}", hint=f"one of {', '.join(GRIDS)} with /tensor, /channel, /group32", exit_code=2
+        )
     x = values.float()
     if grid in ("bfloat16", "float16"):
         return x.to(getattr(torch, grid)).to(values.dtype)
@@ -75,7 +77,9 @@ def _blocks(x: torch.Tensor, grid: str, size: int) -> torch.Tensor:
     rows, cols = x.shape[-2:]
     padded = torch.nn.functional.pad(x, (0, -cols % size, 0, -rows % size))
     tall, wide = padded.shape[-2] // size, padded.shape[-1] // size
-    tiles = padded.reshape(*x.shape[:-2], tall, size, wide, size).transpose(-3, -2).reshape(*x.shape[:-2], tall, wide, size * size)
+    tiles = (
+        padded.reshape(*x.shape[:-2], tall, size, wide, size).transpose(-3, -2).reshape(*x.shape[:-2], tall, wide, size * size)
+    )
     out = _rounded(tiles, grid, "channel").reshape(*x.shape[:-2], tall, wide, size, size).transpose(-3, -2)
     return out.reshape(*x.shape[:-2], tall * size, wide * size)[..., :rows, :cols]
 

@@ -2,10 +2,13 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import torch
 
+from unskew.score._edit import Edit
+from unskew.score._edits import edited_head
 from unskew.score._logits import TokenScores, score_logits
 from unskew.score._transforms import SamplingTransform
 
@@ -63,6 +66,10 @@ class HeadStates:
         return HeadStates(
             self._hidden, head, self._prompts, self._responses, cache_bytes=self._cache_bytes, missing=self._missing
         )
+
+    def mapped(self, model: Any, edits: Sequence[Edit]) -> "HeadStates":
+        """The same hidden states under an edited head."""
+        return self.under(edited_head(model, self._head, edits))
 
     def __len__(self) -> int:
         return len(self._ids)

@@ -1,8 +1,9 @@
 """A Hugging Face causal LM as scorer."""
 
 import inspect
-from collections.abc import Sequence
-from contextlib import nullcontext
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,11 @@ import numpy as np
 import torch
 
 from unskew._errors import UnskewError, require
+from unskew.score._attention import ATTENTION_EDITS
 from unskew.score._edit import Edit
 from unskew.score._edits import edited, edited_head
 from unskew.score._head import HeadStates, TokenScores
-from unskew.score._routing import capture_routing, replay_routing
+from unskew.score._routing import capture_routing, replay_routing, routers
 from unskew.score._transforms import SamplingTransform
 from unskew.trace import Trace
 
@@ -141,7 +143,9 @@ class HFScorer:
         width = self.model.get_output_embeddings().weight.shape[1]
         return torch.cat([p for p in parts if p is not None]) if parts else torch.zeros((0, width))
 
-    def _behind(self, prompts: Sequence[Ids], responses: Sequence[Ids], lengths: Sequence[int], other: "HFScorer") -> torch.Tensor:
+    def _behind(
+        self, prompts: Sequence[Ids], responses: Sequence[Ids], lengths: Sequence[int], other: "HFScorer"
+    ) -> torch.Tensor:
         """As `_hidden`, the first tokens of each sequence read through the K/V that another scorer computed."""
         parts = []
         for prompt, response, length in zip(prompts, responses, lengths, strict=True):
@@ -173,9 +177,7 @@ class HFScorer:
             out.append(np.stack([torch.cat(layer).numpy() for layer in chosen], axis=1))
         return out
 
-    def _body(
-        self, rows: Sequence[np.ndarray], routing: Sequence[Any] | None, positions: Sequence[Ids] | None
-    ) -> torch.Tensor:
+    def _body(self, rows: Sequence[np.ndarray], routing: Sequence[Any] | None, positions: Sequence[Ids] | None) -> torch.Tensor:
         """Last hidden states (rows, longest, D), checked against the logits that the model itself returns."""
         device = self.model.device
         longest = max(len(ids) for ids in rows)
@@ -207,6 +209,61 @@ class HFScorer:
                 hint="this architecture post-processes its logits in a way unskew does not know; please report it",
             )
         return hidden
+
+    def takes(self, edit: str) -> bool:
+        """Whether this architecture has a place for an edit."""
+        if edit == "routing":
+            return bool(routers(self.model))
+        if edit.startswith("rope"):
+            return any(name.endswith("inv_freq") for name, _ in self.model.named_buffers())
+        return not (edit in ATTENTION_EDITS and self._config._attn_implementation not in ("sdpa", "eager"))
+
+    @property
+    def tensor_groups(self) -> tuple[str, ...]:
+        """Groups of tensors that a weight sync moves together: "embedding", "layers.0", …, "head" (the output embedding)."""
+        return tuple(dict.fromkeys(self._group(name) for name in self.model.state_dict(keep_vars=True)))
+
+    def _group(self, name: str) -> str:
+        if (found := re.search(r"\.(?:layers|h|blocks)\.(\d+)\.", name)) is not None:
+            return f"layers.{found[1]}"
+        if name.endswith((".embed_tokens.weight", ".wte.weight", ".embed_in.weight")):
+            return "embedding"
+        return "head" if "lm_head" in name or "embed_out" in name else "norm"
+
+    @contextmanager
+    def with_tensors_of(self, other: "HFScorer", groups: Sequence[str]) -> Iterator[None]:
+        """Another checkpoint's tensors of these groups in the place of this one's; a tied head stands apart from its embedding."""
+        theirs, swapped = other.model.state_dict(keep_vars=True), {}
+        embedding, head = self.model.get_input_embeddings(), self.model.get_output_embeddings()
+        tied = head.weight is embedding.weight
+        if tied:
+            head.weight = torch.nn.Parameter(head.weight.data)
+        try:
+            for name, parameter in self.model.state_dict(keep_vars=True).items():
+                if self._group(name) in groups:
+                    swapped[parameter] = parameter.data
+                    parameter.data = theirs[name].data
+            yield
+        finally:
+            for parameter, values in swapped.items():
+                parameter.data = values
+            if tied:
+                head.weight = embedding.weight
+
+    def frozen_head(self) -> Callable[[torch.Tensor], torch.Tensor]:
+        """The head with the weight that it has now."""
+        weight = self.model.get_output_embeddings().weight.data
+
+        def head(hidden: torch.Tensor) -> torch.Tensor:
+            parameter = self.model.get_output_embeddings().weight
+            now = parameter.data
+            parameter.data = weight
+            try:
+                return self.head(hidden)
+            finally:
+                parameter.data = now
+
+        return head
 
     def head(self, hidden: torch.Tensor) -> torch.Tensor:
         """Logits (…, V) of last hidden states (…, D), softcap and scaling included."""
