@@ -29,7 +29,7 @@ class TinyScorer:
         return ()
 
     def takes(self, edit):
-        return edit == "routing" and "moe" in self.how
+        return edit == "routing" and bool(self.lm.moe)
 
     def forward(self, prompts, responses, routed_experts=None, **_):
         logits = []

@@ -91,6 +91,11 @@ class Counterfactual(Protocol):
         ...
 
     @property
+    def has_model(self) -> bool:
+        """Whether there is a model to score with; without one only `logp` changes can be asked."""
+        ...
+
+    @property
     def facts(self) -> Facts:
         """What is known of the model's ids."""
         ...

@@ -215,7 +215,7 @@ class Silent(Cause):
         use = gap.keep & gap.uniform
         n = int(use.sum())
         mean, z = mean_and_z(np.where(use, gap.clean + gap.entropy, 0.0), gap.trace.cu_seqlens, n)
-        gain, sampler = self._sampler(gap, use) if gap.counterfactual.scorers and abs(z) > 2 else (0.0, {})
+        gain, sampler = self._sampler(gap, use) if gap.counterfactual.has_model and abs(z) > 2 else (0.0, {})
         off = abs(z) > 4.5 and abs(mean) > 0.005
         if not off and gain < _CERTAIN:
             return

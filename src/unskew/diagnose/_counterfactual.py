@@ -27,6 +27,7 @@ class RecordCounterfactual:
     """
 
     scorers: frozenset[str] = frozenset()
+    has_model = False
     trainer_temperature = 1.0
     affordable = 1 << 20
     forwards = 0.0
@@ -59,6 +60,8 @@ class ModelCounterfactual:
         bos_id: id of BOS, or None where the tokenizer has none.
         trainer_temperature: temperature the trainer scores at.
     """
+
+    has_model = True
 
     def __init__(
         self,

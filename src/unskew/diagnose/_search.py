@@ -25,7 +25,7 @@ def search(gap: Gap, at_floor: Callable[[Gap], bool], *, causes: Iterable[Cause]
     is taken. After each acceptance all fitted parameters are fitted again, so the order of discovery does not matter.
     """
     causes = [cause for cause in causes if gap.side in cause.sides or gap.side == "record"]
-    if not gap.counterfactual.scorers and gap.side == "record":
+    if not gap.counterfactual.has_model:
         causes = [cause for cause in causes if not cause.needs_model]
     while len(gap.accepted) < MOST_CAUSES and not at_floor(gap):
         used = {intervention.cause for intervention in gap.accepted}
