@@ -1,6 +1,9 @@
-"""Settings that a fix touches, in the words of each framework. One table; causes name its rows."""
+"""Settings that a fix touches, in the words of each framework. One table, `settings.toml`; causes name its rows."""
 
-from collections.abc import Mapping, Sequence
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from importlib.resources import files
 
 from unskew._errors import UnskewError
 
@@ -8,75 +11,29 @@ __all__ = ["FRAMEWORKS", "SETTINGS", "snippets"]
 
 Cell = tuple[str, str]
 
-SETTINGS: Mapping[str, Mapping[str, Cell]] = {
-    "rollout.temperature": {
-        "verl": ("yaml", "actor_rollout_ref:\n  rollout:\n    temperature: {temperature}"),
-        "trl": ("python", "GRPOConfig(temperature={temperature})"),
-        "slime": ("shell", "--rollout-temperature {temperature}"),
-        "vllm": ("python", "SamplingParams(temperature={temperature})"),
-    },
-    "trainer.temperature": {
-        "verl": (
-            "yaml",
-            "actor_rollout_ref:\n  rollout:\n    temperature: {temperature}  # the actor divides its logits by it too",
-        ),
-        "trl": ("python", "GRPOConfig(temperature={temperature})  # sampler and trainer read the same field"),
-        "slime": ("shell", "--rollout-temperature {temperature}  # the trainer divides by it too"),
-    },
-    "rollout.logprobs_mode": {
-        "verl": ("yaml", "actor_rollout_ref:\n  rollout:\n    logprobs_mode: processed_logprobs"),
-        "vllm": ("shell", "--logprobs-mode processed_logprobs"),
-    },
-    "rollout.top_p": {
-        "verl": ("yaml", "actor_rollout_ref:\n  rollout:\n    top_p: 1.0"),
-        "trl": ("python", "GRPOConfig(top_p=1.0)"),
-        "slime": ("shell", "--rollout-top-p 1.0"),
-        "vllm": ("python", "SamplingParams(top_p=1.0)"),
-    },
-    "rollout.top_k": {
-        "verl": ("yaml", "actor_rollout_ref:\n  rollout:\n    top_k: -1"),
-        "trl": ("python", "GRPOConfig(top_k=0)"),
-        "slime": ("shell", "--rollout-top-k -1"),
-        "vllm": ("python", "SamplingParams(top_k=0)"),
-    },
-    "rollout.repetition_penalty": {
-        "trl": ("python", "GRPOConfig(repetition_penalty=1.0)"),
-        "vllm": ("python", "SamplingParams(repetition_penalty=1.0)"),
-    },
-    "rollout.generation_config": {"vllm": ("shell", "--generation-config vllm")},
-    "rollout.dtype": {
-        "verl": ("yaml", "actor_rollout_ref:\n  rollout:\n    dtype: float16"),
-        "vllm": ("shell", "--dtype float16"),
-        "sglang": ("shell", "--dtype float16"),
-    },
-    "trainer.dtype": {"trl": ("python", "GRPOConfig(fp16=True, bf16=False)")},
-    "trainer.logits_dtype": {"trl": ("python", "GRPOConfig(cast_lm_head_to_fp32=True)  # on both sides or on neither")},
-    "trainer.sampling_mask": {"slime": ("shell", "--rollout-top-p 1.0  # below 1 it replays the recorded support")},
-    "rollout.return_routed_experts": {
-        "verl": ("yaml", "actor_rollout_ref:\n  rollout:\n    enable_rollout_routing_replay: true"),
-        "slime": ("shell", "--use-rollout-routing-replay"),
-        "vllm": ("shell", "--enable-return-routed-experts"),
-    },
-    "trainer.router_replay": {
-        "verl": ("yaml", "actor_rollout_ref:\n  actor:\n    megatron:\n      router_replay:\n        mode: R3"),
-        "slime": ("shell", "--use-rollout-routing-replay"),
-        "nemo-rl": ("yaml", "policy:\n  router_replay:\n    enabled: true"),
-        "prime-rl": ("yaml", "trainer:\n  enable_router_replay: true"),
-    },
-    "rollout.prefix_cache": {
-        "vllm": ("python", "llm.reset_prefix_cache()  # after every weight update"),
-        "sglang": ("shell", "--disable-radix-cache"),
-    },
-    "correction.level": {
-        "verl": ("yaml", "algorithm:\n  rollout_correction:\n    rollout_is: token\n    rollout_is_threshold: 2.0"),
-        "trl": ("python", 'GRPOConfig(vllm_importance_sampling_mode="token_truncate")'),
-        "slime": ("shell", "--use-tis --tis-clip 2.0"),
-        "skyrl": ("yaml", "trainer:\n  algorithm:\n    off_policy_correction:\n      tis_ratio_type: token"),
-    },
-}
-"""Setting → framework → (language, snippet with the fixing value; `{name}` is a parameter of the finding)."""
+FRAMEWORKS = ("areal", "nemo-rl", "openrlhf", "prime-rl", "roll", "sglang", "skyrl", "slime", "trl", "verl", "vllm")
 
-FRAMEWORKS = tuple(sorted({framework for row in SETTINGS.values() for framework in row}))
+
+class _Settings(Mapping[str, Mapping[str, Cell]]):
+    """The table, read when it is first looked at."""
+
+    def __getitem__(self, name: str) -> Mapping[str, Cell]:
+        return {
+            framework: (language, _nested(text) if language == "yaml" else text)
+            for framework, cell in _data()[name].items()
+            if framework != "says"
+            for language, text in cell.items()
+        }
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(_data())
+
+    def __len__(self) -> int:
+        return len(_data())
+
+
+SETTINGS: Mapping[str, Mapping[str, Cell]] = _Settings()
+"""Setting → framework → (language, snippet with the fixing value; `{name}` is a parameter of the finding)."""
 
 
 def snippets(
@@ -106,3 +63,51 @@ def snippets(
                 setting = (other, language, text.split("  #")[0])
                 out[setting] = max(out.get(setting, ""), text, key=len)
     return tuple((other, language, text) for (other, language, _), text in sorted(out.items()))
+
+
+def page() -> str:
+    """The Markdown table of all settings, `docs/settings.md`."""
+    out = [
+        "# Settings that fixes touch\n\n"
+        "Made from `src/unskew/causes/settings.toml` by "
+        '`python -c "from unskew.causes._settings import page; print(page(), end=str())" > docs/settings.md`.\n\n'
+        "A fix that `unskew diagnose` prints names rows of this table (`--framework NAME` shows one framework's words).\n"
+        "`{name}` is a parameter of the finding. YAML keys are dotted here and nested in the report. Of a\n"
+        "framework that is missing no such option is known.\n"
+    ]
+    for name, row in _data().items():
+        out.append(f"\n## {name}\n\n{row['says']}\n")
+        cells = [(framework, *next(iter(cell.items()))) for framework, cell in row.items() if framework != "says"]
+        if cells:
+            out.append("\n| framework | | set |\n| --- | --- | --- |\n")
+        for framework, language, text in cells:
+            lines = text.replace("{{", "{").replace("}}", "}").replace("|", "\\|").splitlines()
+            out.append(f"| {framework} | {language} | {'<br>'.join(f'`{line}`' for line in lines)} |\n")
+    return "".join(out)
+
+
+@cache
+def _data() -> dict[str, dict]:
+    text = (files("unskew.causes") / "settings.toml").read_text(encoding="utf-8")
+    return tomllib.loads(text)
+
+
+def _nested(dotted: str) -> str:
+    """Dotted keys as nested YAML; lines that share a path share its keys.
+
+    Example:
+        >>> print(_nested("a.b: 1\\na.c.d: 2"))
+        a:
+          b: 1
+          c:
+            d: 2
+    """
+    out: list[str] = []
+    above: list[str] = []
+    for line in dotted.splitlines():
+        key, value = line.split(":", 1)
+        path = key.split(".")
+        out += ["  " * k + name + ":" for k, name in enumerate(path) if path[: k + 1] != above[: k + 1]]
+        out[-1] += value
+        above = path
+    return "\n".join(out)
