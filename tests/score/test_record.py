@@ -9,9 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from unskew._errors import UnskewError
 from unskew.lab import model_path, prompts
-from unskew.score import HFEngine, HFScorer, Sampling, SamplingTransform
+from unskew.score import Edit, HFEngine, HFScorer, Sampling, SamplingTransform
 from unskew.trace import Trace, lint, read
 
 DATA = Path(__file__).parent.parent / "data" / "traces"
@@ -44,9 +43,24 @@ def test_the_same_seed_samples_the_same():
     assert a != c
 
 
-def test_a_setting_that_transformers_lacks_is_refused():
-    with pytest.raises(UnskewError, match="presence"):
-        HFEngine.load(model_path("dense")).sample(ids(1), sampling=Sampling(presence_penalty=0.5))
+def test_penalties_and_bias_that_the_engine_applies_are_those_of_the_transform():
+    given = {"repetition_penalty": 1.1, "presence_penalty": 0.4, "frequency_penalty": 0.3, "logit_bias": {30: 2.0, 31: -3.0}}
+    sampling = Sampling(temperature=0.8, max_tokens=40, logprobs_mode="processed", seed=1, **given)
+    engine = HFEngine.load(model_path("dense"))
+    trace = Trace.from_rows(engine.sample(ids(), sampling=sampling))
+    scores = HFScorer.load(model_path("dense")).score(trace, SamplingTransform(temperature=0.8, **given))
+    assert np.abs(scores.logp - trace.tokens("rollout_logp")).max() < 1e-4
+
+
+def test_edits_reach_the_engine_and_leave_nothing_behind():
+    engine, edits = HFEngine.load(model_path("dense")), [Edit("kv-cache", "int8/token"), Edit("head-precision", "bfloat16")]
+    clean, edited = (engine.sample(ids(4), sampling=Sampling(max_tokens=30, seed=2), edits=e) for e in ([], edits))
+    assert engine.sample(ids(4), sampling=Sampling(max_tokens=30, seed=2)) == clean
+    trace, scorer = Trace.from_rows(edited), HFScorer.load(model_path("dense"))
+    responses = np.split(trace.tokens("response_ids"), trace.cu_seqlens[1:-1])
+    gaps = [np.abs(scorer.forward(trace.contexts(), responses, edits=e).logp([SamplingTransform()])[0] - trace.tokens("rollout_logp"))
+            for e in ([], edits)]  # fmt: skip
+    assert np.median(gaps[1]) < 0.1 * np.median(gaps[0])
 
 
 @pytest.mark.slow

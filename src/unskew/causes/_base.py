@@ -35,11 +35,18 @@ CLIP_NATS = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What is known of the model's ids: BOS, padding, the tokenizer; None where it is not."""
+    """What is known of the model's ids: BOS, EOS, padding, the tokenizer; None where it is not."""
 
     bos_id: int | None = None
+    eos_id: int | None = None
     pad_id: int | None = None
     tokenizer: Any = None
+
+    @classmethod
+    def of(cls, tokenizer: Any) -> "Facts":
+        """The facts that a tokenizer holds; none of None."""
+        bos, eos, pad = (getattr(tokenizer, f"{name}_token_id", None) for name in ("bos", "eos", "pad"))
+        return cls(bos, eos, pad, tokenizer)
 
 
 Rewrite = Callable[[Inputs, Trace, Facts], Inputs]
@@ -62,7 +69,8 @@ class Intervention:
         inputs: other inputs than those recorded.
         sampling: fields of `SamplingTransform` that it sets.
         logp: from the log-probs (N,) as computed to the log-probs as recorded.
-        rows: from the rows as they happened to the rows as recorded (the lab only).
+        sampled: from the rows as the engine sampled them to those that the trainer reads (the lab only).
+        rows: from the rows as both sides scored them to the rows as recorded (the lab only).
         stage: order among `logp` changes: 0 values, 1 alignment, 2 placeholders, 3 storage.
     """
 
@@ -73,6 +81,7 @@ class Intervention:
     inputs: Rewrite | None = None
     sampling: Mapping[str, float] = field(default_factory=dict)
     logp: Callable[[np.ndarray, Trace], np.ndarray] | None = None
+    sampled: "Callable[[Trace, Facts], Trace] | None" = None
     rows: Callable[[Trace], Trace] | None = None
     stage: int = 0
 
@@ -247,6 +256,19 @@ class Cause:
     """Causes whose parameter makes up for a wrong value of this one, so that both are fitted together."""
     fitted: ClassVar[int] = 0
     """Parameters that `propose` fits; of two causes that explain a gap equally well, the one with fewer is named."""
+    planted: ClassVar[Side | None] = None
+    """Side that the lab plants it on; None where the lab cannot plant it."""
+    plants_in: ClassVar[str] = "dense"
+    """Lab model that it is planted in."""
+
+    def draw(self, rng: np.random.Generator) -> dict[str, Parameter]:
+        """Parameters for the lab, from ranges that were fixed before the search was tuned."""
+        return {}
+
+    def switches(self, **parameters: Parameter) -> dict[str, Any]:
+        """Settings of the lab's engine that plant it, and "trainer.temperature"; by default those of the intervention."""
+        sampling = self.intervene(**parameters).sampling
+        return {**sampling, "logprobs_mode": "processed"} if sampling else {}
 
     def intervene(self, **parameters: Parameter) -> Intervention:
         """The change itself, with its parameters."""

@@ -23,6 +23,10 @@ class Body(Cause):
     remedy = "run both sides in the same dtype (fp16 is 8 times finer than bf16), or accept it as the floor of that dtype"
     settings = ("rollout.dtype", "trainer.dtype")
     needs_model = True
+    planted = "rollout"
+
+    def draw(self, rng: np.random.Generator) -> dict[str, Parameter]:
+        return {"dtype": "bfloat16"}
 
     def intervene(self, **parameters: Parameter) -> Intervention:
         dtype = str(parameters["dtype"])
@@ -40,6 +44,10 @@ class LogpStorage(Cause):
     refute = "a recorded log-prob that is not a bf16 (fp16) number"
     remedy = "keep log-probs in float32 from the log-softmax to the loss"
     settings = ("rollout.logp_dtype", "trainer.logits_dtype")
+    planted = "rollout"
+
+    def draw(self, rng: np.random.Generator) -> dict[str, Parameter]:
+        return {"dtype": str(rng.choice(["bfloat16", "float16"]))}
 
     def intervene(self, **parameters: Parameter) -> Intervention:
         dtype = str(parameters["dtype"])

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from unskew.causes._base import CLIP_NATS, Cause, Gap, Intervention, Parameter, Reading, Side
+from unskew.causes._base import CLIP_NATS, Cause, Facts, Gap, Intervention, Parameter, Reading, Side
 from unskew.trace import SEGMENT_PROMPT, Trace
 
 __all__ = ["FilledLogp", "PromptInMask", "Retokenized", "RowOrder", "Shift", "SyntheticEos", "shift"]
@@ -23,6 +23,10 @@ class Shift(Cause):
     remedy = "align log-probs with the tokens they predict: logits at position t − 1 score token t"
     settings = ()
     symmetric = True
+    planted = "trainer"
+
+    def draw(self, rng: np.random.Generator) -> dict[str, Parameter]:
+        return {"lag": int(rng.choice([-1, 1]))}
 
     def intervene(self, **parameters: Parameter) -> Intervention:
         lag = int(parameters["lag"])
@@ -51,6 +55,10 @@ class SyntheticEos(Cause):
     remedy = "leave appended EOS tokens out of the loss mask (segment 5, forced)"
     settings = ()
     fitted = 1
+    planted = "rollout"
+
+    def draw(self, rng: np.random.Generator) -> dict[str, Parameter]:
+        return {"value": 0.0}
 
     def intervene(self, **parameters: Parameter) -> Intervention:
         value = float(parameters["value"])
@@ -58,7 +66,7 @@ class SyntheticEos(Cause):
         def fill(logp: np.ndarray, trace: Trace) -> np.ndarray:
             return _with(logp, trace.cu_seqlens[1:][trace.lengths > 0] - 1, value)
 
-        return Intervention(self.id, {"value": value}, logp=fill, stage=2)
+        return Intervention(self.id, {"value": value}, logp=fill, sampled=_with_eos, stage=2)
 
     def propose(self, gap: Gap) -> Iterable[Intervention]:
         last = gap.trace.cu_seqlens[1:][gap.trace.lengths > 0] - 1
@@ -80,6 +88,10 @@ class FilledLogp(Cause):
     remedy = "request the log-prob of every sampled token; fail instead of filling a missing one"
     settings = ("rollout.logprobs",)
     fitted = 2
+    planted = "rollout"
+
+    def draw(self, rng: np.random.Generator) -> dict[str, Parameter]:
+        return {"value": 0.0, "every": int(rng.integers(5, 25))}
 
     def intervene(self, **parameters: Parameter) -> Intervention:
         value, every = float(parameters["value"]), int(parameters.get("every", 0))
@@ -137,6 +149,7 @@ class PromptInMask(Cause):
     refute = "no token of the mask belongs to the prompt"
     remedy = "cut the mask to the sampled tokens (segment 1)"
     settings = ()
+    planted = "record"
 
     def intervene(self, **parameters: Parameter) -> Intervention:
         return Intervention(self.id, {}, rows=_prompt_into_response)
@@ -175,6 +188,10 @@ class RowOrder(Cause):
     settings = ("trainer.dynamic_batch",)
     symmetric = True
     fitted = 2
+    planted = "trainer"
+
+    def draw(self, rng: np.random.Generator) -> dict[str, Parameter]:
+        return {"step": int(rng.integers(1, 6))}
 
     def intervene(self, **parameters: Parameter) -> Intervention:
         step = int(parameters["step"])
@@ -288,6 +305,15 @@ def _row_distance(gap: Gap, rows: np.ndarray, others: np.ndarray) -> np.ndarray:
         if use.any():
             out[i] = np.minimum(np.abs(gap.recorded[a][use] - gap.predicted[b][use]), 5.0).mean()
     return out
+
+
+def _with_eos(trace: Trace, facts: Facts) -> Trace:
+    """Rows with one EOS more that nobody sampled."""
+    rows = trace.table.to_pylist()
+    for row in rows:
+        row["response_ids"] = [*row["response_ids"], facts.eos_id]
+        row["rollout_logp"] = [*row["rollout_logp"], 0.0]
+    return Trace.from_rows(rows, path=trace.path)
 
 
 def _prompt_into_response(trace: Trace) -> Trace:

@@ -3,6 +3,8 @@
 from collections.abc import Iterable
 from dataclasses import replace
 
+import numpy as np
+
 from unskew.causes._base import Cause, Facts, Gap, Intervention, Parameter, Reading
 from unskew.score import Inputs
 from unskew.trace import Trace
@@ -21,6 +23,11 @@ class Flips(Cause):
     remedy = "replay the engine's expert ids (and gate weights) in the trainer (R3), with the router in the same precision"
     settings = ("rollout.return_routed_experts", "trainer.router_replay")
     needs_model = True
+    planted = "rollout"
+    plants_in = "moe"
+
+    def draw(self, rng: np.random.Generator) -> dict[str, Parameter]:
+        return {"mantissa_bits": int(rng.integers(2, 5))}
 
     def intervene(self, **parameters: Parameter) -> Intervention:
         return Intervention(self.id, dict(parameters), inputs=_replayed)

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -38,6 +39,10 @@ class Temperature(Cause):
     fitted = 1
     parameter, grid = "temperature", _TEMPERATURES
     trades_with = frozenset({"sampling.top-p"})
+    planted = "rollout"
+
+    def draw(self, rng: np.random.Generator) -> dict[str, Parameter]:
+        return {"temperature": _away_from_one(rng)}
 
     def intervene(self, **parameters: Parameter) -> Intervention:
         temperature = float(parameters["temperature"])
@@ -63,6 +68,14 @@ class TemperatureRaw(Cause):
     remedy = "make the engine log processed log-probs (after temperature)"
     settings = ("rollout.logprobs_mode",)
     needs_model = True
+    planted = "rollout"
+
+    def draw(self, rng: np.random.Generator) -> dict[str, Parameter]:
+        return {"temperature": _away_from_one(rng)}
+
+    def switches(self, **parameters: Parameter) -> dict[str, Any]:
+        temperature = parameters["temperature"]
+        return {"temperature": temperature, "logprobs_mode": "raw", "trainer.temperature": temperature}
 
     def intervene(self, **parameters: Parameter) -> Intervention:
         return Intervention(self.id, {}, sampling={"temperature": 1.0})
@@ -88,6 +101,14 @@ class TemperatureAfterSoftmax(Cause):
     settings = ("trainer.temperature",)
     needs_model = True
     fitted = 1
+    planted = "rollout"
+
+    def draw(self, rng: np.random.Generator) -> dict[str, Parameter]:
+        return {"temperature": _away_from_one(rng)}
+
+    def switches(self, **parameters: Parameter) -> dict[str, Any]:
+        temperature = parameters["temperature"]
+        return {"temperature": temperature, "logprobs_mode": "raw", "trainer.temperature": temperature}
 
     def intervene(self, **parameters: Parameter) -> Intervention:
         temperature = float(parameters["temperature"])
@@ -124,6 +145,10 @@ class TopP(Cause):
     fitted = 1
     parameter, grid = "top_p", _NUCLEI
     trades_with = frozenset({"sampling.temperature"})
+    planted = "rollout"
+
+    def draw(self, rng: np.random.Generator) -> dict[str, Parameter]:
+        return {"top_p": round(float(rng.uniform(0.75, 0.97)), 3)}
 
     def intervene(self, **parameters: Parameter) -> Intervention:
         top_p = float(parameters["top_p"])
@@ -160,6 +185,10 @@ class TopK(Cause):
     settings = ("rollout.top_k", "rollout.logprobs_mode", "trainer.sampling_mask")
     needs_model = True
     fitted = 1
+    planted = "rollout"
+
+    def draw(self, rng: np.random.Generator) -> dict[str, Parameter]:
+        return {"top_k": int(rng.integers(2, 8))}
 
     def intervene(self, **parameters: Parameter) -> Intervention:
         top_k = int(parameters["top_k"])
@@ -186,6 +215,10 @@ class RepetitionPenalty(Cause):
     needs_model = True
     fitted = 1
     parameter, grid = "repetition_penalty", _PENALTIES
+    planted = "rollout"
+
+    def draw(self, rng: np.random.Generator) -> dict[str, Parameter]:
+        return {"repetition_penalty": round(float(rng.uniform(1.05, 1.3)), 3)}
 
     def intervene(self, **parameters: Parameter) -> Intervention:
         penalty = float(parameters["repetition_penalty"])
@@ -208,6 +241,18 @@ class Silent(Cause):
     refute = "C over uniformly kept rows is within 3 standard errors of 0"
     remedy = "log processed log-probs, or sample at temperature 1 without truncation or penalties"
     settings = ("rollout.logprobs_mode", "rollout.temperature", "rollout.top_p", "rollout.top_k")
+    planted = "rollout"
+
+    def draw(self, rng: np.random.Generator) -> dict[str, Parameter]:
+        if rng.random() < 0.5:
+            return {"temperature": round(float(rng.uniform(0.5, 0.8)), 3)}
+        return {"top_p": round(float(rng.uniform(0.7, 0.9)), 3)}
+
+    def switches(self, **parameters: Parameter) -> dict[str, Any]:
+        return {**parameters, "logprobs_mode": "raw"}
+
+    def intervene(self, **parameters: Parameter) -> Intervention:
+        return Intervention(self.id, dict(parameters))
 
     def at_floor(self, gap: Gap) -> Iterable[Reading]:
         if gap.entropy is None:
@@ -261,6 +306,10 @@ class Silent(Cause):
         whole = gains(samplers, np.flatnonzero(use))
         top = int(np.argmax(whole))
         return float(whole[top]), {name: round(float(value), 3) for name, value in samplers[top].items()}
+
+
+def _away_from_one(rng: np.random.Generator) -> float:
+    return round(float(rng.choice([rng.uniform(0.55, 0.9), rng.uniform(1.1, 1.4)])), 3)
 
 
 def _one_sided(gap: Gap) -> bool:

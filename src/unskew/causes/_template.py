@@ -23,6 +23,7 @@ class Bos(Cause):
     remedy = "send token ids to the engine; apply the chat template once, and tokenize its text without special tokens"
     settings = ("rollout.prompt_ids", "rollout.add_bos")
     needs_model = True
+    planted = "rollout"
 
     def intervene(self, **parameters: Parameter) -> Intervention:
         return Intervention(self.id, {}, inputs=_toggled_bos)

@@ -22,6 +22,10 @@ class Stale(Cause):
     remedy = "sync weights before sampling, reset the prefix cache after the sync, and record weight_version"
     settings = ("rollout.weight_sync", "trainer.max_staleness")
     needs_model = True
+    planted = "rollout"
+
+    def draw(self, rng: np.random.Generator) -> dict[str, Parameter]:
+        return {"lag": int(rng.integers(1, 4))}
 
     def intervene(self, **parameters: Parameter) -> Intervention:
         lag = int(parameters["lag"])
@@ -57,6 +61,8 @@ class AdapterMissing(Cause):
     refute = "the base model's log-probs differ from the recorded ones"
     remedy = "load the adapter in the engine or merge it before the weight push; verify a fingerprint after the sync"
     settings = ("rollout.lora", "rollout.weight_sync")
+    planted = "rollout"
+    plants_in = "lora"
 
     def intervene(self, **parameters: Parameter) -> Intervention:
         return Intervention(self.id, {}, scorer="base")
@@ -82,6 +88,10 @@ class TiedHead(Cause):
     remedy = "push lm_head.weight as well as embed_tokens.weight, or tie them again after the push; compare a fingerprint of both after a sync"
     settings = ("rollout.weight_sync",)
     needs_model = True
+    planted = "rollout"
+
+    def draw(self, rng: np.random.Generator) -> dict[str, Parameter]:
+        return {"lag": int(rng.integers(1, 4))}
 
     def intervene(self, **parameters: Parameter) -> Intervention:
         lag = int(parameters["lag"])

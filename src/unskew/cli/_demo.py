@@ -29,12 +29,13 @@ def command(recorded: bool, cause: str, seed: int, as_json: bool) -> None:
 
     require("torch", extra="lab")
     from unskew.lab._confusion import name_cause
-    from unskew.lab._faults import FAULTS, plant
+    from unskew.lab._faults import plant
 
-    trace, parameters = plant(cause, seed=seed)
+    planted_in = plant(cause, seed=seed)
+    trace, parameters = planted_in.trace, planted_in.causes[cause]
     planted = f"{cause} ({', '.join(f'{k} {v}' for k, v in parameters.items())})" if parameters else cause
     say(f"planted {planted} in transformers' generate; sampled {len(trace)} sequences, {trace.n_tokens} tokens")
-    verdict = name_cause(trace, FAULTS[cause].model)
+    verdict = name_cause(trace, planted_in.model)
     emit({**verdict.to_dict(), "planted": {"cause": cause, "parameters": parameters}}, as_json=as_json,
          human=lambda console: show_verdict(console, verdict.to_dict()))  # fmt: skip
 

@@ -37,35 +37,101 @@ def train_command(out: Path, kind: str, force: bool) -> None:
     click.echo(str(out))
 
 
+@command.command("fault")
+@click.argument("causes")
+@click.option("-o", "--out", type=click.Path(), help="Trace to write.")
+@click.option("--model", help="HF directory or GGUF file to sample from; the lab's own model by default.")
+@click.option("--seed", default=0, show_default=True, help="Of prompts, sampling and parameters.")
+@click.option("-n", "--sequences", default=48, show_default=True, type=click.IntRange(1))
+@click.option("--dtype", type=click.Choice(["float32", "bfloat16", "float16"]), default="float32", show_default=True)
+@click.option("--force", is_flag=True, help="Overwrite.")
+@json_option
+def fault_command(
+    causes: str, out: str | None, model: str | None, seed: int, sequences: int, dtype: str, force: bool, as_json: bool
+) -> None:
+    """Write a trace with planted causes: ids separated by commas, "clean", or "list" for all that can be planted.
+
+    \b
+    unskew lab fault list
+    unskew lab fault sampling.top-p -o top-p.jsonl
+    unskew lab fault weights.stale,sampling.temperature -o both.jsonl --seed 3
+    unskew lab fault numerics.kv-cache -o kv.jsonl --model ~/models/SmolLM2
+    """
+    from unskew._errors import UnskewError
+    from unskew.causes import CAUSES
+    from unskew.lab._faults import FAULTS, plant
+    from unskew.trace import write
+
+    if causes.lower() == "list":
+        rows = [{"id": name, "side": CAUSES[name].planted, "says": CAUSES[name].says} for name in FAULTS]
+        text = "\n".join(f"{row['id']:36s} {row['side']:8s} {row['says']}" for row in rows)
+        emit({"schema_version": 1, "faults": rows}, as_json=as_json, human=lambda console: console.print(text, soft_wrap=True))
+        return
+    if out is None:
+        raise UnskewError("no trace to write to", hint="give -o TRACE", exit_code=2)
+    names = [] if causes == "clean" else causes.split(",")
+    planted = plant(names, seed=seed, n=sequences, dtype=dtype, model=model)
+    write(
+        planted.trace, out, force=force, provenance={"planted": dict(planted.causes), "seed": seed, "model": planted.model.path}
+    )
+    result = {"schema_version": 1, "path": out, "planted": dict(planted.causes), "n_rows": len(planted.trace),
+              "n_tokens": planted.trace.n_tokens, "model": planted.model.path}  # fmt: skip
+    emit(result, as_json=as_json, human=lambda console: console.print(
+        f"{out}: {len(planted.trace)} sequences, {planted.trace.n_tokens} tokens, planted {dict(planted.causes) or 'nothing'}\n"
+        f"next: unskew diagnose {out} --model {planted.model.path}", soft_wrap=True))  # fmt: skip
+
+
 @command.command("confusion")
 @click.option("--seeds", default=5, show_default=True, type=click.IntRange(1), help="Runs a cause, each with drawn parameters.")
 @click.option("--first-seed", default=101, show_default=True, help="Seeds below 101 were used while developing.")
 @click.option("--causes", help="Comma-separated ids; all that the lab can plant by default.")
 @click.option("--clean", default=40, show_default=True, type=click.IntRange(0), help="Runs without a fault.")
+@click.option("--pairs", default=0, show_default=True, type=click.IntRange(0), help="Random pairs of causes a seed.")
+@click.option("--dtype", type=click.Choice(["float32", "bfloat16", "float16"]), default="float32", show_default=True)
+@click.option("--model", help="HF directory or GGUF file; the lab's own models by default.")
+@click.option("-n", "--sequences", default=48, show_default=True, type=click.IntRange(8))
 @json_option
-def confusion_command(seeds: int, first_seed: int, causes: str | None, clean: int, as_json: bool) -> None:
+def confusion_command(
+    seeds: int, first_seed: int, causes: str | None, clean: int, pairs: int, dtype: str, model: str | None, sequences: int,
+    as_json: bool,
+) -> None:  # fmt: skip
     """Plant each cause, diagnose it, and count how often the planted cause is named first.
 
     \b
     unskew lab confusion
+    unskew lab confusion --pairs 10
     unskew lab confusion --causes sampling.top-p,template.bos --seeds 3 --clean 0 --json
     """
     from unskew.lab._confusion import confusion
 
-    table = confusion(
-        seeds=range(first_seed, first_seed + seeds), causes=causes.split(",") if causes else None, clean=clean, progress=say
-    )
-    result = table.to_dict()
+    result = confusion(
+        seeds=range(first_seed, first_seed + seeds), causes=causes.split(",") if causes else None, clean=clean, pairs=pairs,
+        n=sequences, dtype=dtype, model=model, progress=say,
+    ).to_dict()  # fmt: skip
 
     def human(console: Any) -> None:
-        console.print(f"{'cause':34s} trials visible exact  called instead")
+        def line(text: str) -> None:
+            console.print(text, soft_wrap=True)
+
+        def rate(name: str) -> str:
+            return "–" if result[name] is None else f"{result[name]:.1%}"
+
+        line(f"{'cause':36s} trials visible exact class  parameter  called instead")
         for row in result["rows"]:
-            if row["cause"] != "clean":
-                called = ", ".join(row["called"])
-                console.print(f"{row['cause']:34s} {row['trials']:6d} {row['visible']:7d} {row['exact']:5d}  {called}")
-        console.print(f"exact cause on top: {result['single_exact_rate']:.1%} of {result['n_visible']} visible faults")
-        console.print(f"false alarms: {result['false_alarm_rate']:.1%} of {result['n_clean']} clean runs")
-        console.print(f"{result['seconds']:.0f} s of diagnosis, {result['forward_passes']} forward passes")
+            error = row["worst_parameter_error"]
+            shown = "" if error is None else f"±{error:.1%}"
+            line(
+                f"{row['cause']:36s} {row['trials']:6d} {row['visible']:7d} {row['exact']:5d} {row['class']:5d} {shown:>10s}  {', '.join(row['called'])}"
+            )
+        line(
+            f"single faults above the floor: exact {rate('single_exact_rate')}, in class {rate('single_class_rate')} of {result['n_visible']}"
+        )
+        line(f"single faults below it: called clean or named {rate('below_floor_rate')} of {result['n_below']}")
+        line(f"parameters within 5 %: {rate('parameter_rate')} of {result['n_parameters']}")
+        line(f"pairs: both {rate('pair_exact_rate')}, at least one {rate('pair_one_rate')} of {result['n_pairs']}")
+        line(f"false alarms: {rate('false_alarm_rate')} of {result['n_clean']} clean runs")
+        line(f"{result['seconds']:.0f} s of diagnosis, {result['forward_passes']:.0f} forward passes, "
+             f"in the median {result['median_forward_passes'] or 0:.1f} a diagnosis")  # fmt: skip
 
     emit(result, as_json=as_json, human=human)
 

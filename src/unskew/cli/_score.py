@@ -45,7 +45,9 @@ def command(
             f"{trace}: temperatures {sorted(recorded)} are recorded", hint="say which: --temperature T", exit_code=2
         )
     scale = float(temperature if temperature is not None else recorded.pop() if recorded else 1.0)
-    scores = HFScorer.load(model, dtype=dtype, adapter=adapter).score(rows, SamplingTransform(temperature=scale))
+    scores = HFScorer.load(model, dtype=dtype, adapters=[adapter] if adapter else []).score(
+        rows, SamplingTransform(temperature=scale)
+    )
     rows = rows.with_tokens(**{column: scores.logp})
     if column == "old_logp":
         rows = rows.with_tokens(entropy=scores.entropy, noise_scale=scores.noise_scale)

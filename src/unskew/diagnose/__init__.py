@@ -1,5 +1,7 @@
 """Which cause is it? Floor, counterfactual search, verdict."""
 
+from unskew.diagnose._counterfactual import ModelCounterfactual as ModelCounterfactual
+from unskew.diagnose._counterfactual import recorded as recorded
 from unskew.diagnose._diagnose import diagnose as diagnose
 from unskew.diagnose._diagnose import override as override
 from unskew.diagnose._normal import KEPT as KEPT

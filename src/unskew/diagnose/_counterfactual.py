@@ -15,7 +15,7 @@ from unskew.trace import Trace
 if TYPE_CHECKING:
     from unskew.score import HeadStates, HFScorer, TokenScores
 
-__all__ = ["ModelCounterfactual", "RecordCounterfactual"]
+__all__ = ["ModelCounterfactual", "RecordCounterfactual", "recorded"]
 
 
 class RecordCounterfactual:
@@ -57,7 +57,7 @@ class ModelCounterfactual:
     Args:
         trace: the usable rows.
         load: from a scorer's name ("" clean, "older:1", "base", "bfloat16", "float16") to the scorer; the names.
-        bos_id: id of BOS, or None where the tokenizer has none.
+        bos_id: id of BOS where it is not the tokenizer's.
         trainer_temperature: temperature the trainer scores at.
     """
 
@@ -68,8 +68,8 @@ class ModelCounterfactual:
         trace: Trace,
         load: Mapping[str, "Callable[[], HFScorer]"],
         *,
-        bos_id: int | None,
-        trainer_temperature: float,
+        bos_id: int | None = None,
+        trainer_temperature: float = 1.0,
     ) -> None:
         self.trainer_temperature = trainer_temperature
         self.forwards = 0.0
@@ -78,8 +78,8 @@ class ModelCounterfactual:
         self._inputs = Inputs(trace.contexts(), responses)
         self._states: dict[_Body, list[tuple[np.ndarray, HeadStates]]] = {}
         self.scorers = frozenset(name for name in load if name and name not in ("bfloat16", "float16"))
-        tokenizer = load[""]().tokenizer
-        self.facts = Facts(bos_id, getattr(tokenizer, "pad_token_id", None), tokenizer)
+        facts = Facts.of(load[""]().tokenizer)
+        self.facts = facts if bos_id is None else replace(facts, bos_id=bos_id)
 
     def scores(self, scorer: str = "") -> "TokenScores":
         """Log-probs, entropy and noise scale at the trainer's temperature, each float64 (N,)."""

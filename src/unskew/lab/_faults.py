@@ -1,8 +1,8 @@
-"""Traces with a planted cause: the same intervention that diagnosis applies, applied to a real rollout."""
+"""Traces with planted causes: the same interventions that diagnosis applies, applied to a real rollout."""
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -10,209 +10,214 @@ import numpy as np
 import torch
 
 from unskew._errors import UnskewError
-from unskew.causes import CAUSES, Intervention, Parameter
+from unskew.causes import CAUSES, Facts, Intervention, Parameter
+from unskew.diagnose import ModelCounterfactual, load_scorers, recorded
 from unskew.lab._models import model_path
 from unskew.lab._task import prompts, reward
-from unskew.score import HFEngine, HFScorer, Sampling, SamplingTransform
+from unskew.score import Edit, HFEngine, HFScorer, Inputs, Sampling
 from unskew.trace import Trace
 
-__all__ = ["FAULTS", "Fault", "plant"]
+__all__ = ["FAULTS", "LabModel", "Planted", "lab_model", "plant"]
+
+FAULTS: tuple[str, ...] = tuple(cause.id for cause in CAUSES.values() if cause.planted is not None)
+"""Ids of the causes that the lab can plant."""
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
-    """How the lab plants one cause.
+class LabModel:
+    """A checkpoint to sample from and what belongs to it: older checkpoints, newest first, and an adapter."""
 
-    Args:
-        cause: its id.
-        draw: parameters from a random generator.
-        side: whose log-probs are changed where the intervention changes recorded log-probs.
-        model: "dense" or "moe".
-        sampling: settings of the engine, given the parameters.
-        trainer_temperature: what the trainer divides its logits by, given the parameters.
+    name: str
+    path: str
+    older: tuple[str, ...] = ()
+    adapter: str | None = None
+
+    def scorers(self) -> "dict[str, Callable[[], HFScorer]]":
+        """Loaders of the scorers that a diagnosis may ask, shared by all diagnoses of this process."""
+        return _scorers(self)
+
+    @property
+    def tokenizer(self) -> Any:
+        """The tokenizer of the checkpoint."""
+        return self.scorers()[""]().tokenizer
+
+
+@cache
+def _scorers(model: LabModel) -> "dict[str, Callable[[], HFScorer]]":
+    return load_scorers(model.path, older=model.older, adapter=model.adapter)
+
+
+def lab_model(name: str) -> LabModel:
+    """A packaged model: "dense" with three older checkpoints, "lora" (dense with an adapter), "moe"; or a directory.
+
+    Example:
+        >>> lab_model("lora").adapter is not None, len(lab_model("dense").older)
+        (True, 3)
     """
-
-    cause: str
-    draw: Callable[[np.random.Generator], dict[str, Parameter]] = lambda _: {}
-    side: str = "rollout"
-    model: str = "dense"
-    sampling: Callable[[Mapping[str, Any]], dict[str, Any]] = lambda _: {}
-    trainer_temperature: Callable[[Mapping[str, Any]], float] = lambda _: 1.0
+    if name in ("dense", "lora"):
+        older = tuple(str(model_path(f"dense-old-{k}")) for k in (1, 2, 3)) if name == "dense" else ()
+        return LabModel(name, str(model_path("dense")), older, str(model_path("adapter")) if name == "lora" else None)
+    return LabModel(name, str(model_path("moe")) if name == "moe" else name)
 
 
-def _away_from_one(rng: np.random.Generator) -> float:
-    return round(float(rng.choice([rng.uniform(0.55, 0.9), rng.uniform(1.1, 1.4)])), 3)
+@dataclass(frozen=True, slots=True, eq=False)
+class Planted:
+    """A trace, the causes planted in it with their parameters, and the model it was sampled from."""
 
-
-def _silent(rng: np.random.Generator) -> dict[str, Parameter]:
-    if rng.random() < 0.5:
-        return {"temperature": round(float(rng.uniform(0.5, 0.8)), 3)}
-    return {"top_p": round(float(rng.uniform(0.7, 0.9)), 3)}
-
-
-FAULTS: Mapping[str, Fault] = {
-    fault.cause: fault
-    for fault in (
-        Fault(
-            "sampling.temperature",
-            lambda rng: {"temperature": _away_from_one(rng)},
-            sampling=lambda p: {"temperature": p["temperature"], "logprobs_mode": "processed"},
-        ),
-        Fault(
-            "sampling.temperature-raw",
-            lambda rng: {"temperature": _away_from_one(rng)},
-            sampling=lambda p: {"temperature": p["temperature"], "logprobs_mode": "raw"},
-            trainer_temperature=lambda p: p["temperature"],
-        ),
-        Fault(
-            "sampling.top-p",
-            lambda rng: {"top_p": round(float(rng.uniform(0.75, 0.97)), 3)},
-            sampling=lambda p: {"top_p": p["top_p"], "logprobs_mode": "processed"},
-        ),
-        Fault(
-            "sampling.top-k",
-            lambda rng: {"top_k": int(rng.integers(2, 8))},
-            sampling=lambda p: {"top_k": p["top_k"], "logprobs_mode": "processed"},
-        ),
-        Fault(
-            "sampling.repetition-penalty",
-            lambda rng: {"repetition_penalty": round(float(rng.uniform(1.05, 1.3)), 3)},
-            sampling=lambda p: {"repetition_penalty": p["repetition_penalty"], "logprobs_mode": "processed"},
-        ),
-        Fault("sampling.silent", _silent, sampling=lambda p: {**p, "logprobs_mode": "raw"}),
-        Fault("record.shift", lambda rng: {"lag": int(rng.choice([-1, 1]))}, side="trainer"),
-        Fault("record.synthetic-eos", lambda _: {"value": 0.0}),
-        Fault("record.filled-logp", lambda rng: {"value": 0.0, "every": int(rng.integers(5, 25))}),
-        Fault("record.prompt-in-mask"),
-        Fault("record.row-order", lambda rng: {"step": int(rng.integers(1, 6))}, side="trainer"),
-        Fault("template.bos"),
-        Fault("weights.stale", lambda rng: {"lag": int(rng.integers(1, 4))}),
-        Fault("weights.tied-head", lambda rng: {"lag": int(rng.integers(1, 4))}),
-        Fault("numerics.body", lambda _: {"dtype": "bfloat16"}),
-        Fault("numerics.logp-storage", lambda rng: {"dtype": str(rng.choice(["bfloat16", "float16"]))}),
-        Fault("routing.flips", lambda rng: {"mantissa_bits": int(rng.integers(2, 5))}, model="moe"),
-    )
-}
-"""The causes the lab can plant."""
+    trace: Trace
+    causes: Mapping[str, Mapping[str, Parameter]]
+    model: LabModel
 
 
 def plant(
-    cause: str | None, *, seed: int, n: int = 48, max_tokens: int = 80, dtype: str = "float32", model: str | None = None
-) -> tuple[Trace, dict[str, Parameter]]:
-    """A trace sampled from a lab model with one planted cause (None: clean), and the drawn parameters.
+    causes: str | Sequence[str] | None, *, seed: int, n: int = 48, max_tokens: int = 80, dtype: str = "float32",
+    model: str | LabModel | None = None, parameters: Mapping[str, Mapping[str, Parameter]] | None = None,
+    switches: Mapping[str, Any] | None = None,
+) -> Planted:  # fmt: skip
+    """A trace sampled from a model with planted causes (None: clean).
 
-    The trainer is the clean scorer in fp32: `old_logp`, `entropy`. The engine samples with its KV cache.
+    The engine is transformers' `generate` with its KV cache; the trainer is the clean scorer in fp32 unless a cause is of
+    its side: `old_logp`, `entropy`.
 
     Args:
-        cause: an id of `FAULTS`, or None.
+        causes: ids of `FAULTS`.
         seed: of prompts, sampling and parameters.
         n: sequences.
         max_tokens: response tokens at most.
         dtype: dtype of the engine, declared as such.
-        model: "dense" or "moe"; the fault's own by default.
+        model: a name or directory that `lab_model` knows; that of the first cause by default.
+        parameters: of the causes, instead of drawn ones.
+        switches: further settings of the engine, and "trainer.temperature".
 
     Raises:
         UnskewError: the lab cannot plant this cause.
     """
-    if cause is not None and cause not in FAULTS:
-        raise UnskewError(f"the lab cannot plant {cause!r}", hint=f"one of {', '.join(FAULTS)}", exit_code=2)
-    fault = FAULTS[cause] if cause else Fault("floor.noise")
-    parameters = fault.draw(np.random.default_rng(seed))
-    change = CAUSES[cause].intervene(**parameters) if cause and cause != "sampling.silent" else Intervention("floor.noise")
-    model = model or fault.model
-    trace = _sample(fault, parameters, change, seed=seed, n=n, max_tokens=max_tokens, dtype=dtype, model=model)
-    if cause == "record.synthetic-eos":
-        trace = _append_eos(trace, scorer(model).tokenizer.eos_token_id)
-    temperature = fault.trainer_temperature(parameters)
-    scores = scorer(model).score(trace, SamplingTransform(temperature=temperature))
-    trace = trace.with_tokens(old_logp=scores.logp, entropy=scores.entropy, noise_scale=scores.noise_scale)
+    names = [causes] if isinstance(causes, str) else list(causes or ())
+    for name in names:
+        if name not in FAULTS:
+            raise UnskewError(f"the lab cannot plant {name!r}", hint=f"one of {', '.join(FAULTS)}", exit_code=2)
+    if not isinstance(model, LabModel):
+        kinds = [CAUSES[name].plants_in for name in names if CAUSES[name].plants_in != "dense"]
+        model = lab_model(model or (kinds or ["dense"])[0])
+    given = parameters or {}
+    drawn = {name: given.get(name) or CAUSES[name].draw(np.random.default_rng([seed, k])) for k, name in enumerate(names)}
+    settings: dict[str, Any] = dict(switches or {})
+    for name, values in drawn.items():
+        settings |= CAUSES[name].switches(**values)
+    temperature = float(settings.pop("trainer.temperature", 1.0))
+    sides: dict[str, list[Intervention]] = {"rollout": [], "trainer": [], "record": []}
+    for name, values in drawn.items():
+        sides[str(CAUSES[name].planted)].append(CAUSES[name].intervene(**values))
+    sampling = Sampling(max_tokens=max_tokens, seed=seed, **settings)
+    trace, rescored = _sample(model, sides["rollout"], drawn, sampling=sampling, n=n, dtype=dtype)
+    changes = [change for side in sides.values() for change in side]
+    for change in changes:
+        trace = change.sampled(trace, Facts.of(model.tokenizer)) if change.sampled else trace
+    counterfactual = ModelCounterfactual(trace, model.scorers(), trainer_temperature=temperature)
+    scores = counterfactual.scores()
+    trace = trace.with_tokens(old_logp=scores.logp, noise_scale=scores.noise_scale)
+    if sides["trainer"]:
+        trace = trace.with_tokens(old_logp=_kept(counterfactual.predict([sides["trainer"]])[0], scores.logp))
+    else:
+        trace = trace.with_tokens(entropy=scores.entropy)
     trace = trace.with_rows(
-        trainer=[{"framework": "unskew lab", "dtype": "float32", "temperature": temperature, "mode": "eval"}] * n
+        trainer=[{"framework": "unskew lab", "dtype": "float32", "temperature": temperature, "mode": "eval"}] * len(trace)
     )
-    if change.logp is not None:
-        column = "old_logp" if fault.side == "trainer" else "rollout_logp"
-        before = trace.tokens(column).astype(np.float64)
-        after = change.logp(before, trace)
-        trace = trace.with_tokens(**{column: np.where(np.isnan(after), before, after)})
-    return (change.rows(trace) if change.rows else trace), parameters
+    now = trace.tokens("rollout_logp").astype(np.float64)
+    now = counterfactual.predict([sides["rollout"]])[0] if rescored else recorded(now, sides["rollout"], trace)
+    trace = trace.with_tokens(rollout_logp=_kept(now, trace.tokens("rollout_logp")))
+    for change in changes:
+        trace = change.rows(trace) if change.rows else trace
+    return Planted(trace, drawn, model)
+
+
+def _kept(values: np.ndarray, before: np.ndarray) -> np.ndarray:
+    return np.where(np.isnan(values), before.astype(np.float64), values)
 
 
 def _sample(
-    fault: Fault,
-    parameters: Mapping[str, Any],
-    change: Intervention,
-    *,
-    seed: int,
-    n: int,
-    max_tokens: int,
+    model: LabModel, changes: Sequence[Intervention], drawn: Mapping[str, Mapping[str, Any]], *, sampling: Sampling, n: int,
     dtype: str,
-    model: str,
-) -> Trace:
-    sampling = Sampling(max_tokens=max_tokens, seed=seed, **fault.sampling(parameters))
-    messages = prompts(n, seed=seed)
-    tokenizer = scorer(model).tokenizer
+) -> tuple[Trace, bool]:  # fmt: skip
+    """Rows as sampled, and whether an input cannot be sampled with (positions, another model's K/V) but only scored with."""
+    messages = prompts(n, seed=sampling.seed)
+    tokenizer = model.tokenizer
     ids = [tokenizer.apply_chat_template(m, add_generation_prompt=True, return_dict=False) for m in messages]
-    run_dtype = change.scorer if change.scorer in ("bfloat16", "float16") else dtype
-    inner = HFScorer.load(model_path(model), dtype=run_dtype)
-    if "older:" in change.scorer:
-        old = HFScorer.load(model_path(f"dense-old-{parameters['lag']}"), dtype=run_dtype)
-        if change.scorer.startswith("of:"):
-            inner.model.lm_head.weight = torch.nn.Parameter(old.model.lm_head.weight.detach().clone())
-        else:
-            inner = old
-    engine = HFEngine(inner, path=model)
-    given = [prompt[1:] for prompt in ids] if fault.cause == "template.bos" else ids
-    with _low_precision_router(inner.model, int(parameters.get("mantissa_bits", 0))):
-        rows = engine.sample(given, sampling=sampling)
-        routed = inner.routing(given, [row["response_ids"] for row in rows]) if model == "moe" else None
+    names = {change.scorer for change in changes if change.scorer}
+    run_dtype = next((name for name in names if name in ("bfloat16", "float16")), dtype)
+    weights = next((name for name in names if name != run_dtype), "")
+    edits: list[Edit] = []
+    inputs = Inputs([np.asarray(prompt, np.int64) for prompt in ids], [np.zeros(0, np.int64)] * n)
+    empty = Trace.from_rows(
+        [{"prompt_ids": p, "response_ids": [0], "rollout_logp": [0.0], "messages": m} for p, m in zip(ids, messages, strict=True)]
+    )
+    with ExitStack() as stack:
+        engine = _engine(model, weights, run_dtype, stack)
+        for change in changes:
+            if change.cause in _BY_HAND:
+                stack.enter_context(_BY_HAND[change.cause](engine.model, drawn[change.cause]))
+                continue
+            edits += change.edits
+            if change.inputs is not None:
+                inputs = change.inputs(inputs, empty, Facts.of(tokenizer))
+        given = [prompt.tolist() for prompt in inputs.prompts]
+        rows = HFEngine(engine, path=model.name).sample(given, sampling=sampling, edits=edits)
+        routed = engine.routing(given, [row["response_ids"] for row in rows]) if model.name == "moe" else None
     for k, (row, prompt, message) in enumerate(zip(rows, ids, messages, strict=True)):
         text = tokenizer.decode(row["response_ids"], skip_special_tokens=True)
-        row |= {"id": f"{seed}-{k}", "prompt_ids": prompt, "response_text": text, "source": {**row["source"], "dtype": dtype},
-                "reward": reward(message[-1]["content"], text)}  # fmt: skip
+        row |= {"id": f"{sampling.seed}-{k}", "prompt_ids": prompt, "response_text": text, "messages": message,
+                "source": {**row["source"], "dtype": dtype}, "reward": reward(message[-1]["content"], text)}  # fmt: skip
         if routed is not None:
             row["routed_experts"] = routed[k].tolist()
-    return Trace.from_rows(rows, path=f"<lab seed {seed}>")
+    rescored = inputs.positions is not None or inputs.cached is not None
+    return Trace.from_rows(rows, path=f"<lab seed {sampling.seed}>"), rescored
 
 
 @cache
-def scorer(model: str) -> HFScorer:
-    """The clean fp32 scorer of a lab model."""
-    return HFScorer.load(str(model_path(model)))
+def _loaded(path: str, dtype: str, adapters: tuple[str, ...]) -> HFScorer:
+    return HFScorer.load(path, dtype=dtype, adapters=adapters)
 
 
-def _append_eos(trace: Trace, eos_id: int) -> Trace:
-    """Rows with one EOS more that nobody sampled; its log-prob is set by the intervention."""
-    rows = trace.table.to_pylist()
-    for row in rows:
-        row["response_ids"] = row["response_ids"] + [eos_id]
-        row["rollout_logp"] = row["rollout_logp"] + [0.0]
-    return replace(trace, table=Trace.from_rows(rows).table)
+def _engine(model: LabModel, weights: str, dtype: str, stack: ExitStack) -> HFScorer:
+    """The engine's model: the weights that a cause names, in its dtype."""
+    once = () if model.adapter is None else (model.adapter,)
+    if weights.startswith("older:"):
+        return _loaded(model.older[int(weights.removeprefix("older:")) - 1], dtype, ())
+    if weights.startswith("of:older:"):
+        lag, groups = weights.removeprefix("of:older:").split(":")
+        scorer = HFScorer.load(model.path, dtype=dtype, adapters=once)
+        stack.enter_context(scorer.with_tensors_of(_loaded(model.older[int(lag) - 1], dtype, ()), groups.split(",")))
+        return scorer
+    return _loaded(model.path, dtype, {"": once, "base": (), "twice": (*once, *once)}[weights])
 
 
 @contextmanager
-def _low_precision_router(model: torch.nn.Module, mantissa_bits: int) -> Iterator[None]:
-    """Experts chosen from router inputs with few mantissa bits, gates from the exact logits; 0 bits changes nothing."""
-    handles = []
+def _low_precision_router(model: torch.nn.Module, parameters: Mapping[str, Any]) -> Iterator[None]:
+    """Experts chosen from router inputs with few mantissa bits, gates from the exact logits."""
+    bits = int(parameters["mantissa_bits"])
 
     def choose(
         router: torch.nn.Module, inputs: tuple[torch.Tensor], output: tuple[torch.Tensor, ...]
     ) -> tuple[torch.Tensor, ...]:
         logits = output[0]
-        low = torch.nn.functional.linear(
-            _round(inputs[0].reshape(-1, inputs[0].shape[-1]), mantissa_bits), router.get_parameter("weight")
-        )
+        low = torch.nn.functional.linear(_round(inputs[0].reshape(-1, inputs[0].shape[-1]), bits), router.get_parameter("weight"))
         chosen = low.topk(output[2].shape[-1], dim=-1).indices
         gates = logits.float().softmax(-1).gather(-1, chosen)
         return logits, (gates / gates.sum(-1, keepdim=True)).to(output[1].dtype), chosen
 
-    if mantissa_bits:
-        routers = [m for m in model.modules() if type(m).__name__.endswith("TopKRouter")]
-        handles = [router.register_forward_hook(choose) for router in routers]
+    routers = [m for m in model.modules() if type(m).__name__.endswith("TopKRouter")]
+    handles = [router.register_forward_hook(choose) for router in routers]
     try:
         yield
     finally:
         for handle in handles:
             handle.remove()
+
+
+_BY_HAND: Mapping[str, Callable[[torch.nn.Module, Mapping[str, Any]], AbstractContextManager[None]]] = {
+    "routing.flips": _low_precision_router,
+}
+"""Causes whose fault is not the counterfactual itself but what it replays."""
 
 
 def _round(values: torch.Tensor, mantissa_bits: int) -> torch.Tensor:

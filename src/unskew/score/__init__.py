@@ -15,6 +15,7 @@ from unskew.score._transforms import SamplingTransform as SamplingTransform
 
 if TYPE_CHECKING:
     from unskew.score._edits import edited as edited
+    from unskew.score._edits import edited_whole as edited_whole
     from unskew.score._engine_hf import HFEngine as HFEngine
     from unskew.score._engine_vllm import VLLMEngine as VLLMEngine
     from unskew.score._formats import fake_quantize as fake_quantize
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 _NEEDS_TORCH = {
     "HFEngine": "_engine_hf",
     "VLLMEngine": "_engine_vllm", "HeadStates": "_head", "TokenScores": "_logits", "score_logits": "_logits", "HFScorer": "_hf", "capture_routing": "_routing",
-    "head_gradients": "_gradient", "edited": "_edits", "fake_quantize": "_formats", "replay_routing": "_routing", "routers": "_routing",
+    "head_gradients": "_gradient", "edited": "_edits", "edited_whole": "_edits", "fake_quantize": "_formats", "replay_routing": "_routing", "routers": "_routing",
 }  # fmt: skip
 
 

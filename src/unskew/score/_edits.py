@@ -12,7 +12,7 @@ from unskew.score._attention import ATTENTION_EDITS, attention_edits
 from unskew.score._edit import Edit
 from unskew.score._formats import fake_quantize
 
-__all__ = ["BODY_EDITS", "HEAD_EDITS", "edited", "edited_head"]
+__all__ = ["BODY_EDITS", "HEAD_EDITS", "edited", "edited_head", "edited_whole"]
 
 Model = torch.nn.Module
 Head = Callable[[torch.Tensor], torch.Tensor]
@@ -234,3 +234,15 @@ def edited_head(model: Model, head: Head, edits: Sequence[Edit]) -> Head:
         if edit.name in HEAD_EDITS:
             head = HEAD_EDITS[edit.name](model, edit.value)(head)
     return head
+
+
+@contextmanager
+def edited_whole(model: Model, edits: Sequence[Edit]) -> Iterator[None]:
+    """The model's body and head under these edits, as its own `forward` and `generate` see them."""
+    embedding = model.get_output_embeddings()  # pyright: ignore[reportCallIssue]
+    with edited(model, edits):
+        embedding.forward = edited_head(model, embedding.forward, edits)
+        try:
+            yield
+        finally:
+            del embedding.forward

@@ -6,7 +6,9 @@ from typing import Any
 
 import torch
 
-from unskew._errors import UnskewError, require
+from unskew._errors import require
+from unskew.score._edit import Edit
+from unskew.score._edits import edited_whole
 from unskew.score._hf import HFScorer
 from unskew.score._sampling import Sampling
 
@@ -36,20 +38,13 @@ class HFEngine:
         return cls(HFScorer.load(path, dtype=dtype), path=str(path), batch=batch)
 
     @torch.no_grad()
-    def sample(self, prompts: Sequence[Sequence[int]], *, sampling: Sampling) -> list[dict[str, Any]]:
-        """One trace row a prompt. The EOS that ends a response was sampled and is part of it.
-
-        Raises:
-            UnskewError: a setting that transformers does not have (presence and frequency penalty).
-        """
-        if sampling.presence_penalty or sampling.frequency_penalty:
-            raise UnskewError(
-                "transformers has no presence or frequency penalty", hint="use repetition_penalty, or --engine vllm", exit_code=2
-            )
+    def sample(self, prompts: Sequence[Sequence[int]], *, sampling: Sampling, edits: Sequence[Edit] = ()) -> list[dict[str, Any]]:
+        """One trace row a prompt, under edits of the model. The EOS that ends a response was sampled and is part of it."""
         torch.manual_seed(sampling.seed)
         rows = []
-        for start in range(0, len(prompts), self._batch):
-            rows += self._generate(prompts[start : start + self._batch], sampling)
+        with edited_whole(self.model, edits):
+            for start in range(0, len(prompts), self._batch):
+                rows += self._generate(prompts[start : start + self._batch], sampling)
         return rows
 
     def _generate(self, prompts: Sequence[Sequence[int]], sampling: Sampling) -> list[dict[str, Any]]:
@@ -71,6 +66,8 @@ class HFEngine:
                 top_k=sampling.top_k,
                 min_p=sampling.min_p or None,
                 repetition_penalty=sampling.repetition_penalty,
+                sequence_bias=[[[token], float(bias)] for token, bias in sampling.logit_bias.items()] or None,
+                min_new_tokens=sampling.min_tokens or None,
                 max_new_tokens=sampling.max_tokens,
                 eos_token_id=sorted(self._ends) or None,
                 pad_token_id=0,
@@ -78,6 +75,7 @@ class HFEngine:
                 output_scores=True,
                 return_dict_in_generate=True,
             ),
+            logits_processor=transformers.LogitsProcessorList([_OutputPenalties(sampling, longest)]),
         )
         sampled = output.sequences[:, longest:].cpu()
         steps = output.scores if sampling.logprobs_mode == "processed" else output.logits
@@ -97,3 +95,17 @@ class HFEngine:
                 "sampled": "uniform", "selection": "none",
             })  # fmt: skip
         return rows
+
+
+class _OutputPenalties:
+    """Presence and frequency penalty on the tokens of the output so far, which transformers does not have."""
+
+    def __init__(self, sampling: Sampling, longest: int) -> None:
+        self._presence, self._frequency, self._longest = sampling.presence_penalty, sampling.frequency_penalty, longest
+
+    def __call__(self, ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        if not (self._presence or self._frequency):
+            return scores
+        output = ids[:, self._longest :]
+        counts = torch.zeros_like(scores).scatter_add_(1, output, torch.ones_like(output, dtype=scores.dtype))
+        return scores - self._frequency * counts - self._presence * (counts > 0)

@@ -38,13 +38,13 @@ class HFScorer:
         self._config = model.config.get_text_config()
 
     @classmethod
-    def load(cls, path: str | Path, *, dtype: str = "float32", adapter: str | Path | None = None) -> "HFScorer":
+    def load(cls, path: str | Path, *, dtype: str = "float32", adapters: Sequence[str | Path] = ()) -> "HFScorer":
         """The scorer of a checkpoint: an HF directory, or a GGUF file with its tokenizer inside.
 
         Args:
             path: directory or `.gguf` file; nothing is downloaded.
             dtype: "float32", "bfloat16" or "float16".
-            adapter: PEFT directory, merged into the weights.
+            adapters: PEFT directories, merged into the weights one after the other.
 
         Raises:
             UnskewError: no such checkpoint, or one that cannot be read.
@@ -66,7 +66,7 @@ class HFScorer:
             raise UnskewError(
                 f"{path}: cannot load this checkpoint: {error}", hint="check config.json and the weights"
             ) from error
-        if adapter is not None:
+        for adapter in adapters:
             peft = require("peft", extra="lab")
             model = peft.PeftModel.from_pretrained(model, str(adapter)).merge_and_unload()
         return cls(model, tokenizer)

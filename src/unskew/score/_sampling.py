@@ -1,7 +1,7 @@
 """How an engine is asked to sample."""
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, Protocol
 
 __all__ = ["Engine", "Sampling"]
@@ -21,6 +21,8 @@ class Sampling:
     repetition_penalty: float = 1.0
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    min_tokens: int = 0
     max_tokens: int = 128
     logprobs_mode: Literal["raw", "processed"] = "raw"
     seed: int = 0
@@ -29,7 +31,7 @@ class Sampling:
         """The `sampling` record of a trace row."""
         values = asdict(self)
         del values["max_tokens"]
-        return values
+        return {name: value for name, value in values.items() if name not in ("logit_bias", "min_tokens") or value}
 
 
 class Engine(Protocol):
