@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 from unskew.causes import (
+    _config,
     _estimator,
     _floor,
     _mode,
@@ -28,10 +29,13 @@ CAUSES: Mapping[str, Cause] = {
     cause.id: cause
     for cause in (
         _sampling.Temperature(), _sampling.TemperatureRaw(), _sampling.TemperatureAfterSoftmax(), _sampling.TopP(),
-        _sampling.TopK(), _sampling.RepetitionPenalty(), _sampling.Silent(), _record.Shift(), _record.PromptInMask(),
+        _sampling.TopK(), _sampling.MinP(), _sampling.RepetitionPenalty(), _sampling.PresencePenalty(), _sampling.FrequencyPenalty(), _sampling.Silent(), _record.Shift(), _record.PromptInMask(),
         _record.SyntheticEos(), _record.FilledLogp(), _record.RowOrder(), _record.Retokenized(), _template.Bos(),
-        _position.LeftPad(), _position.Packing(), _weights.Stale(), _weights.AdapterMissing(),
-        _weights.TiedHead(), _weights.StalePrefixCache(), _numerics.LogpStorage(), _numerics.Body(), _mode.TrainMode(), _routing.Flips(),
+        _position.LeftPad(), _position.Packing(), _weights.Stale(), _weights.AdapterMissing(), _weights.AdapterTwice(),
+        _weights.TiedHead(), _weights.PartialSync(), _weights.Quantized(), _weights.StalePrefixCache(),
+        _config.Rope(), _config.AttentionScale(), _config.SlidingWindow(), _config.Softcap(), _config.NormEps(), _config.VocabPadding(),
+        _numerics.Head(), _numerics.KVCache(), _numerics.Activations(), _numerics.TensorParallel(), _numerics.AttentionKernel(),
+        _numerics.FusedKernel(), _numerics.RopePrecision(), _numerics.LogpStorage(), _numerics.Body(), _mode.TrainMode(), _routing.Flips(),
         _estimator.SequenceWeight(), _floor.Noise(),
     )
 }  # fmt: skip

@@ -5,8 +5,14 @@ from collections.abc import Iterable
 import numpy as np
 
 from unskew.causes._base import Cause, Gap, Intervention, Parameter, Side
+from unskew.causes._edited import FormatCause
+from unskew.causes._fit import worthwhile
+from unskew.score import Edit
 
-__all__ = ["Body", "LogpStorage", "round_to"]
+__all__ = [
+    "Activations", "AttentionKernel", "Body", "FusedKernel", "Head", "KVCache", "LogpStorage", "RopePrecision", "TensorParallel",
+    "round_to",
+]  # fmt: skip
 
 _BOTH: frozenset[Side] = frozenset({"rollout", "trainer"})
 
@@ -62,6 +68,123 @@ class LogpStorage(Cause):
             if (round_to(values, dtype) == values).mean() > 0.995:
                 yield self.intervene(dtype=dtype)
                 return
+
+
+class Head(Cause):
+    """Head or logits in low precision on one side (methods 31)."""
+
+    id = "numerics.head"
+    says = "one side computes the output head, or stores its logits, in a 16-bit format"
+    sides = _BOTH
+    screens_on = "a gap in proportion to the logit's size that needs no deeper layer; logits on a 16-bit grid"
+    refute = "rounding head or logits leaves the gap as large as before"
+    remedy = "the same precision for the head on both sides, float32 best: one side alone in float32 is worse than both in bf16"
+    settings = ("trainer.logits_dtype", "rollout.logits_dtype")
+    severity = "warn"
+    needs_model = True
+    costly = True
+    fitted = 1
+    planted = "rollout"
+
+    def draw(self, rng: np.random.Generator) -> dict[str, Parameter]:
+        return {"where": str(rng.choice(["head", "logits"])), "dtype": str(rng.choice(["bfloat16", "float16"]))}
+
+    def intervene(self, **parameters: Parameter) -> Intervention:
+        edit = Edit(f"{parameters['where']}-precision", str(parameters["dtype"]))
+        return Intervention(self.id, dict(parameters), edits=(edit,))
+
+    def propose(self, gap: Gap) -> Iterable[Intervention]:
+        if gap.counterfactual.edits("head-precision"):
+            options = [(where, dtype) for where in ("head", "logits") for dtype in ("bfloat16", "float16")]
+            yield from worthwhile(gap, [self.intervene(where=where, dtype=dtype) for where, dtype in options])
+
+
+class KVCache(FormatCause):
+    """Keys and values in a low-precision cache (methods 33)."""
+
+    id = "numerics.kv-cache"
+    says = "the engine keeps keys and values in a low-precision format"
+    sides = frozenset({"rollout"})
+    screens_on = "rounding noise that is there from the second token on and absent at the first"
+    refute = "rounding keys and values to the format leaves the gap as large as before"
+    remedy = "keep the KV cache in the model's dtype, or calibrate its scales after every weight update"
+    settings = ("rollout.kv_cache_dtype",)
+    edit = "kv-cache"
+    formats = ("fp8-e4m3/one", "fp8-e5m2/one", "int8/token", "int8/group32", "int4/group32")
+
+
+class Activations(FormatCause):
+    """Quantised activations (methods 34)."""
+
+    id = "numerics.activations"
+    says = "one side quantises the inputs of its linear layers"
+    sides = _BOTH
+    screens_on = "rounding noise larger than the dtype's that follows outliers of the hidden states"
+    refute = "rounding the inputs of the linear layers leaves the gap as large as before"
+    remedy = "sample without activation quantisation, or quantise the trainer's forward alike"
+    settings = ("rollout.quantization",)
+    edit = "activations"
+    formats = ("fp8-e4m3/token", "fp8-e4m3/tensor", "int8/token", "int8/tensor", "nvfp4/group16")
+
+
+class TensorParallel(FormatCause):
+    """Partial sums of row-parallel layers, rounded and reduced (methods 39)."""
+
+    id = "numerics.tensor-parallel"
+    says = "one side sums its row-parallel layers from rounded parts, as tensor parallelism does"
+    sides = _BOTH
+    severity = "warn"
+    screens_on = "rounding noise of the size of the working dtype; it changes with the number of ranks"
+    refute = "splitting the sums into that many parts leaves the gap as large as before"
+    remedy = "the same tensor-parallel size on both sides, or a reduction that does not depend on it"
+    settings = ("rollout.tensor_parallel", "rollout.batch_invariant")
+    edit = "split-sums"
+    formats = ("2/bfloat16", "4/bfloat16", "8/bfloat16", "2/float16", "4/float16")
+
+
+class AttentionKernel(FormatCause):
+    """Scores and probabilities of attention in low precision (methods 40)."""
+
+    id = "numerics.attention-kernel"
+    says = "one side's attention kernel keeps scores and probabilities in a 16-bit format"
+    sides = _BOTH
+    severity = "warn"
+    screens_on = "rounding noise that starts at the second token"
+    refute = "rounding scores and probabilities leaves the gap as large as before"
+    remedy = "the same attention backend on both sides, with float32 scores"
+    settings = ("rollout.attention_backend", "trainer.attention")
+    edit, parameter = "attention-kernel", "dtype"
+    formats = ("bfloat16", "float16")
+
+
+class FusedKernel(FormatCause):
+    """Norms in low precision, as some fused kernels compute them (methods 42)."""
+
+    id = "numerics.fused-kernel"
+    says = "one side's fused norm kernels round their input, scale and output to a 16-bit format"
+    sides = _BOTH
+    severity = "warn"
+    screens_on = "rounding noise of the size of the working dtype from the first token on"
+    refute = "rounding inside the norms leaves the gap as large as before"
+    remedy = "the same norm kernels on both sides, with float32 inside"
+    settings = ("trainer.fused_kernels",)
+    edit, parameter = "norm-precision", "dtype"
+    formats = ("bfloat16", "float16")
+
+
+class RopePrecision(FormatCause):
+    """cos and sin of the rotary embedding in low precision (methods 46)."""
+
+    id = "numerics.rope-precision"
+    says = "one side computes cos and sin of the rotary embedding in a 16-bit format"
+    sides = _BOTH
+    severity = "warn"
+    screens_on = "the gap grows with the position"
+    refute = "rounding cos and sin leaves the gap as large as before"
+    remedy = "compute the rotary embedding in float32 on both sides"
+    settings = ("rollout.rope",)
+    edit, parameter = "rope-precision", "dtype"
+    formats = ("bfloat16", "float16")
 
 
 def round_to(values: np.ndarray, dtype: str) -> np.ndarray:

@@ -11,7 +11,7 @@ from unskew.causes._fit import fit_parameter, minimise
 from unskew.trace import Trace
 
 __all__ = [
-    "RepetitionPenalty", "Silent", "Temperature", "TemperatureAfterSoftmax", "TemperatureRaw", "TopK", "TopP",
+    "FrequencyPenalty", "MinP", "PresencePenalty", "RepetitionPenalty", "Silent", "Temperature", "TemperatureAfterSoftmax", "TemperatureRaw", "TopK", "TopP",
 ]  # fmt: skip
 
 _BOTH: frozenset[Side] = frozenset({"rollout", "trainer"})
@@ -228,6 +228,78 @@ class RepetitionPenalty(Cause):
         fitted = fit_parameter(gap, self)
         if abs(float(fitted.parameters["repetition_penalty"]) - 1) > 0.003:
             yield fitted
+
+
+class MinP(Cause):
+    """Log-probs renormalised over tokens not much less likely than the likeliest (methods 4)."""
+
+    id = "sampling.min-p"
+    says = "log-probs are over the tokens that min-p keeps on one side and over the whole vocabulary on the other"
+    sides = _BOTH
+    screens_on = "the gap has one sign; no sampled token is less likely than min_p times the likeliest"
+    refute = "a recorded token is less likely than the fitted min_p times the likeliest"
+    remedy = "log raw log-probs, sample without min-p, or renormalise the trainer over the recorded support"
+    settings = ("rollout.min_p", "rollout.logprobs_mode", "trainer.sampling_mask")
+    needs_model = True
+    fitted = 1
+    parameter, grid = "min_p", (0.005, 0.01, 0.02, 0.03, 0.05, 0.07, 0.1, 0.15, 0.2, 0.3, 0.5)
+    planted = "rollout"
+
+    def draw(self, rng: np.random.Generator) -> dict[str, Parameter]:
+        return {"min_p": round(float(rng.uniform(0.02, 0.2)), 3)}
+
+    def intervene(self, **parameters: Parameter) -> Intervention:
+        min_p = float(parameters["min_p"])
+        return Intervention(self.id, {"min_p": min_p}, sampling={"min_p": min_p})
+
+    def propose(self, gap: Gap) -> Iterable[Intervention]:
+        if gap.accepted or _one_sided(gap):
+            yield fit_parameter(gap, self)
+
+
+class _OutputPenalty(Cause):
+    """A penalty on tokens of the output so far (methods 5)."""
+
+    sides = _BOTH
+    refute = "tokens already in the output and fresh ones show the same mean gap"
+    needs_model = True
+    fitted = 1
+    grid = (0.0, 0.1, 0.2, 0.35, 0.5, 0.75, 1.0, 1.5, 2.0)
+    planted = "rollout"
+
+    def draw(self, rng: np.random.Generator) -> dict[str, Parameter]:
+        return {str(self.parameter): round(float(rng.uniform(0.1, 1.0)), 3)}
+
+    def intervene(self, **parameters: Parameter) -> Intervention:
+        penalty = float(parameters[str(self.parameter)])
+        return Intervention(self.id, {str(self.parameter): penalty}, sampling={str(self.parameter): penalty})
+
+    def propose(self, gap: Gap) -> Iterable[Intervention]:
+        fitted = fit_parameter(gap, self)
+        if float(fitted.parameters[str(self.parameter)]) > 0.003:
+            yield fitted
+
+
+class PresencePenalty(_OutputPenalty):
+    """A presence penalty on one side (methods 5)."""
+
+    id = "sampling.presence-penalty"
+    says = "one side's logits carry a presence penalty: a constant off every token that the output has already"
+    screens_on = "tokens already in the output are lower by one constant, whatever their count and logit"
+    remedy = "set presence_penalty to 0 in the engine, or log raw log-probs"
+    settings = ("rollout.presence_penalty", "rollout.generation_config")
+    parameter = "presence_penalty"
+
+
+class FrequencyPenalty(_OutputPenalty):
+    """A frequency penalty on one side (methods 5)."""
+
+    id = "sampling.frequency-penalty"
+    says = "one side's logits carry a frequency penalty: a constant off a token for each time that the output has it"
+    screens_on = "tokens already in the output are lower in proportion to their count"
+    remedy = "set frequency_penalty to 0 in the engine, or log raw log-probs"
+    settings = ("rollout.frequency_penalty", "rollout.generation_config")
+    parameter = "frequency_penalty"
 
 
 class Silent(Cause):

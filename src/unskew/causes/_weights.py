@@ -6,9 +6,11 @@ import numpy as np
 
 from unskew.causes._base import Cause, Gap, Intervention, Parameter, Reading
 from unskew.causes._contrast import contrast
+from unskew.causes._edited import FormatCause
+from unskew.causes._fit import probe
 from unskew.trace import Trace
 
-__all__ = ["AdapterMissing", "Stale", "StalePrefixCache", "TiedHead"]
+__all__ = ["AdapterMissing", "AdapterTwice", "PartialSync", "Quantized", "Stale", "StalePrefixCache", "TiedHead"]
 
 
 class Stale(Cause):
@@ -100,6 +102,84 @@ class TiedHead(Cause):
     def propose(self, gap: Gap) -> Iterable[Intervention]:
         for lag in _lags(gap):
             yield self.intervene(lag=lag)
+
+
+class AdapterTwice(Cause):
+    """The adapter was merged and then applied again (methods 24)."""
+
+    id = "weights.adapter-twice"
+    says = "the engine applies the adapter to weights that have it merged already"
+    sides = frozenset({"rollout"})
+    screens_on = "the gap is 0 at step 0 and grows; the recorded log-probs equal those with the adapter merged twice"
+    refute = "log-probs with the adapter merged twice differ from the recorded ones"
+    remedy = "push merged weights or load the adapter, not both; unmerge before the next push"
+    settings = ("rollout.lora", "rollout.weight_sync")
+    needs_model = True
+    planted, plants_in = "rollout", "lora"
+
+    def intervene(self, **parameters: Parameter) -> Intervention:
+        return Intervention(self.id, {}, scorer="twice")
+
+    def propose(self, gap: Gap) -> Iterable[Intervention]:
+        if "twice" in gap.counterfactual.scorers:
+            yield self.intervene()
+
+
+class PartialSync(Cause):
+    """Some tensors are of an older checkpoint (methods 25)."""
+
+    id = "weights.partial-sync"
+    says = "some of one side's tensors are current and some are of an older checkpoint: the weight push was not complete"
+    sides = frozenset({"rollout", "trainer"})
+    screens_on = "older tensors of a few layers move the log-probs as the gap does"
+    refute = "no group of older tensors brings the clean scorer nearer to the recorded log-probs"
+    remedy = "wait for every bucket and every pipeline stage before sampling; compare a fingerprint a tensor after each sync"
+    settings = ("rollout.weight_sync",)
+    needs_model = True
+    costly = True
+    fitted = 2
+    planted = "rollout"
+
+    def draw(self, rng: np.random.Generator) -> dict[str, Parameter]:
+        first = int(rng.integers(0, 3))
+        groups = [f"layers.{layer}" for layer in range(first, min(first + int(rng.integers(1, 3)), 4))]
+        return {"lag": int(rng.integers(1, 4)), "groups": ",".join(groups)}
+
+    def intervene(self, **parameters: Parameter) -> Intervention:
+        lag, groups = int(parameters["lag"]), str(parameters["groups"])
+        return Intervention(self.id, {"lag": lag, "groups": groups}, scorer=f"of:older:{lag}:{groups}")
+
+    def propose(self, gap: Gap) -> Iterable[Intervention]:
+        groups = gap.counterfactual.tensors()
+        for lag in _lags(gap):
+            options = [self.intervene(lag=lag, groups=group) for group in groups]
+            probes = probe(gap, [option for option in options if not any(i.scorer for i in gap.accepted)])
+            if not probes:
+                return
+            tokens = gap.screened
+            weight = np.sqrt(gap.weight[tokens])
+            moves = np.stack([(p.predicted - gap.predicted)[tokens] * weight for p in probes], axis=1)
+            sizes = np.linalg.lstsq(np.nan_to_num(moves), gap.residual[tokens] * weight, rcond=None)[0]
+            old = [group for group, size in zip(groups, sizes, strict=True) if size > 0.5]
+            if old and len(old) < len(groups) and old != ["head"]:
+                yield self.intervene(lag=lag, groups=",".join(old))
+
+
+class Quantized(FormatCause):
+    """Weights in a low-precision format (methods 27)."""
+
+    id = "weights.quantized"
+    says = "one side's linear layers hold weights rounded to a low-precision format"
+    sides = frozenset({"rollout", "trainer"})
+    screens_on = "noise larger than the dtype's, the same for every pass over the same tokens"
+    refute = "rounding the clean scorer's weights to the format leaves the gap as large as before"
+    remedy = "sample with unquantised weights, or train on the quantised forward; correct what is left token by token"
+    settings = ("rollout.quantization",)
+    edit = "weights"
+    formats = (
+        "fp8-e4m3/tensor", "fp8-e4m3/channel", "fp8-e4m3/block128", "int8/channel", "int8/group32", "int4/group128", "int4/group32",
+        "int4-asym/group32", "nvfp4/group16", "int3/group32",
+    )  # fmt: skip
 
 
 class StalePrefixCache(Cause):

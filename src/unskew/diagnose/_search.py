@@ -29,12 +29,22 @@ def search(gap: Gap, at_floor: Callable[[Gap], bool], *, causes: Iterable[Cause]
         causes = [cause for cause in causes if not cause.needs_model]
     while len(gap.accepted) < MOST_CAUSES and not at_floor(gap):
         used = {intervention.cause for intervention in gap.accepted}
-        new = [intervention for cause in causes if cause.id not in used for intervention in cause.propose(gap)]
-        best = _best(gap, [both for i in new if _one_model(both := (*gap.accepted, i))]) or _best(gap, _joint(gap, causes, used))
+        free = [cause for cause in causes if cause.id not in used]
+        best = (
+            _best(gap, _additions(gap, [cause for cause in free if not cause.costly]))
+            or _best(gap, _joint(gap, causes, used))
+            or _best(gap, _additions(gap, [cause for cause in free if cause.costly]))
+        )
         if best is None:
             break
         gap = _refit(gap.under(best))
     return _prune(gap)
+
+
+def _additions(gap: Gap, causes: Iterable[Cause]) -> list[tuple[Intervention, ...]]:
+    """Hypotheses with one cause more than those accepted."""
+    new = [intervention for cause in causes for intervention in cause.propose(gap)]
+    return [both for i in new if _one_model(both := (*gap.accepted, i))]
 
 
 def _joint(gap: Gap, causes: Sequence[Cause], used: set[str]) -> list[tuple[Intervention, ...]]:
