@@ -24,6 +24,7 @@ from unskew.causes._base import Intervention as Intervention
 from unskew.causes._base import Parameter as Parameter
 from unskew.causes._base import Reading as Reading
 from unskew.causes._fit import fit_pair as fit_pair
+from unskew.causes._fit import probe as probe
 
 CAUSES: Mapping[str, Cause] = {
     cause.id: cause

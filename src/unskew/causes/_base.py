@@ -27,7 +27,7 @@ Side = Literal["rollout", "trainer", "record"]
 Severity = Literal["info", "warn", "error"]
 Parameter = float | int | str
 
-_SCREEN_TOKENS = 400
+_SCREEN_TOKENS, _SCREEN_ROWS, _SCREEN_SHARE = 128, 3, 1 / 40
 
 CLIP_NATS = 0.5
 """A token's gap counts at most this many nats in a loss: rounding moves a few tokens out of a truncated support."""
@@ -186,11 +186,11 @@ class Gap:
 
     @cached_property
     def screened(self) -> np.ndarray:
-        """Tokens of the loss that a forward pass of their own is spent on first: whole fit sequences, about a tenth; sorted."""
+        """Tokens of the loss that a forward pass of their own is spent on first: a few whole fit sequences; sorted."""
         use = self.keep & self.fit
         rows = np.unique(self.trace.row_of_token[use])
-        tokens = max(_SCREEN_TOKENS, int(self.keep.sum()) // 12)
-        count = max(4, round(len(rows) * min(1.0, tokens / max(int(use.sum()), 1))))
+        tokens = max(_SCREEN_TOKENS, int(self.keep.sum() * _SCREEN_SHARE))
+        count = max(_SCREEN_ROWS, round(len(rows) * min(1.0, tokens / max(int(use.sum()), 1))))
         rows = rows[np.unique(np.linspace(0, len(rows) - 1, min(count, len(rows))).astype(int))] if len(rows) else rows
         return np.flatnonzero(use & np.isin(self.trace.row_of_token, rows))
 

@@ -40,10 +40,14 @@ class Rope(Cause):
     def propose(self, gap: Gap) -> Iterable[Intervention]:
         if not gap.counterfactual.edits("rope-base"):
             return
-        grids = {"base": (0.02, 0.2, 3.0, 10.0, 50.0), "linear": (0.5, 1.5, 2.0, 4.0), "yarn": (1.5, 2.0, 4.0)}
+        paths = {
+            "base": ((1.5, 3.0, 8.0, 20.0, 50.0, 200.0), (0.67, 0.33, 0.12, 0.04)),
+            "linear": ((1.5, 2.0, 3.0, 5.0, 8.0), (0.67, 0.5, 0.33, 0.2)),
+            "yarn": ((1.5, 2.0, 3.0, 5.0, 8.0),),
+        }
         fits = [
-            fit_factor(gap, lambda factor, kind=kind: self.intervene(kind=kind, factor=factor), grid)
-            for kind, grid in grids.items()
+            fit_factor(gap, lambda factor, kind=kind: self.intervene(kind=kind, factor=factor), path)
+            for kind, path in paths.items()
         ]
         yield from worthwhile(gap, [fit for fit in fits if fit is not None], most=1)
 
@@ -58,7 +62,8 @@ class AttentionScale(FactorCause):
     refute = "no factor on the attention scores brings the clean scorer nearer to the recorded log-probs"
     remedy = "give both sides the same attention scale: head_dim, query_pre_attn_scalar, mscale of YaRN, attention multiplier"
     settings = ("rollout.rope", "rollout.attention_backend")
-    edit, parameter, grid = "attention-scale", "scale", (0.5, 0.8, 1.2, 2.0)
+    edit, parameter = "attention-scale", "scale"
+    paths = ((1.1, 1.25, 1.6, 2.5), (0.9, 0.8, 0.6, 0.4))
 
     def draw(self, rng: np.random.Generator) -> dict[str, Parameter]:
         return {"scale": round(float(rng.choice([rng.uniform(0.6, 0.93), rng.uniform(1.08, 1.6)])), 3)}
@@ -96,10 +101,10 @@ class SlidingWindow(Cause):
             return
         totals, counts = np.bincount(place, size), np.bincount(place)
         mean = totals[counts > 0] / counts[counts > 0]
-        at = np.flatnonzero(counts)
         # The logits at place p come from the query at p − 1, which misses a key once p > W.
-        onset = int(at[np.argmax(mean > 0.1 * mean.max())]) - 1
-        grid = {int(w) for w in np.geomspace(4, max(place.max() - 1, 5), 8)} | set(range(max(onset - 2, 2), onset + 2))
+        onset = int(np.flatnonzero(counts)[np.argmax(mean > 0.1 * mean.max())]) - 1
+        seen = place.min() <= onset
+        grid = range(max(onset - 2, 2), onset + 2) if seen else {int(w) for w in np.geomspace(4, max(place.min(), 5), 6)}
         found = max(probe(gap, [self.intervene(window=w) for w in sorted(grid)]), key=lambda p: p.share, default=None)
         if found is None or found.share < 0.1:
             return
@@ -135,10 +140,10 @@ class Softcap(Cause):
         return Intervention(self.id, dict(parameters), edits=(Edit(f"{parameters['where']}-softcap", float(parameters["cap"])),))
 
     def propose(self, gap: Gap) -> Iterable[Intervention]:
-        grids = {"attention": (3.0, 10.0, 30.0, 50.0), "final": (5.0, 10.0, 20.0, 30.0, 50.0)}
+        paths = {"attention": ((30.0, 15.0, 10.0, 7.0, 5.0, 3.0),), "final": ((50.0, 30.0, 20.0, 14.0, 10.0, 7.0, 5.0),)}
         fits = [
-            fit_factor(gap, lambda cap, where=where: self.intervene(where=where, cap=cap), grid, neutral=1e4)
-            for where, grid in grids.items()
+            fit_factor(gap, lambda cap, where=where: self.intervene(where=where, cap=cap), path)
+            for where, path in paths.items()
             if gap.counterfactual.edits(f"{where}-softcap")
         ]
         yield from worthwhile(gap, [fit for fit in fits if fit is not None], most=1)
@@ -154,7 +159,8 @@ class NormEps(FactorCause):
     refute = "no epsilon brings the clean scorer nearer to the recorded log-probs"
     remedy = "give both sides the same rms_norm_eps (layer_norm_eps); a converted checkpoint often carries a default"
     settings = ("trainer.fused_kernels",)
-    edit, parameter, grid, neutral = "norm-eps", "eps", (1e-8, 1e-5, 1e-4, 1e-3, 1e-2), 1e-6
+    edit, parameter = "norm-eps", "eps"
+    paths = ((1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 1e-1), (1e-8, 1e-9))
 
     def draw(self, rng: np.random.Generator) -> dict[str, Parameter]:
         return {"eps": float(f"{np.exp(rng.uniform(np.log(1e-4), np.log(1e-2))):.3g}")}
@@ -170,7 +176,8 @@ class VocabPadding(FactorCause):
     refute = "no number of padding rows brings the clean scorer nearer to the recorded log-probs"
     remedy = "cut the logits to the tokenizer's vocabulary before the softmax, or set padded logits to −inf"
     settings = ("rollout.tensor_parallel",)
-    edit, parameter, grid, neutral = "vocab-padding", "rows", (8.0, 64.0, 512.0), 0.01
+    edit, parameter = "vocab-padding", "rows"
+    paths = ((8.0, 32.0, 128.0, 512.0, 4096.0),)
     planted = "trainer"
 
     def draw(self, rng: np.random.Generator) -> dict[str, Parameter]:

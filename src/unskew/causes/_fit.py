@@ -6,12 +6,14 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from unskew.causes._base import CLIP_NATS, Cause, Gap, Intervention
+from unskew.causes._base import Cause, Gap, Intervention
 
 __all__ = ["Probe", "fit_factor", "fit_pair", "fit_parameter", "minimise", "probe", "worthwhile"]
 
 _UNSURE = 1.0 / (0.05**2 + 0.05**2)
-_PROMISING = 0.1
+_PROMISING, _FOLLOWS = 0.1, 0.25
+_FAR = 20.0
+_GOLDEN = (3 - math.sqrt(5)) / 2
 
 
 def minimise(loss: Callable[[np.ndarray], np.ndarray], grid: Sequence[float], *, rounds: int = 3) -> tuple[float, float]:
@@ -84,13 +86,20 @@ def _hypotheses_loss(gap: Gap, hypotheses: Sequence[Sequence[Intervention]]) -> 
 class Probe:
     """What an intervention does to the screened tokens of a gap.
 
-    `share` of their loss that it removes; `fit` the share that its move would remove at the best size, which one
-    probe of a continuous parameter tells; `predicted` float64 (N,), NaN elsewhere.
+    Args:
+        share: of their loss that it removes.
+        follows: cosine of the signed roots of its move and of the gap: roots keep the few largest tokens from deciding,
+            and a step of a parameter far too small still points along the gap.
+        size: of its move relative to the gap.
+        roots: Σ √|gap left|, which falls towards the right parameter from afar.
+        predicted: float64 (N,), NaN elsewhere.
     """
 
     intervention: Intervention
     share: float
-    fit: float
+    follows: float
+    size: float
+    roots: float
     predicted: np.ndarray
 
 
@@ -102,16 +111,38 @@ def probe(gap: Gap, interventions: Sequence[Intervention]) -> list[Probe]:
     out = []
     predicted = gap.counterfactual.predict([(*gap.accepted, new) for new in interventions], tokens=tokens)
     before = float(gap.loss(gap.predicted)[tokens].sum())
-    weight = np.sqrt(gap.weight[tokens])
-    residual = np.clip(gap.residual[tokens], -CLIP_NATS, CLIP_NATS) * weight
+    residual = _weighted(gap, gap.predicted)
     for new, logp in zip(interventions, predicted, strict=True):
-        after = float(gap.loss(logp)[tokens].sum())
-        with np.errstate(invalid="ignore"):
-            move = np.nan_to_num(np.clip(logp[tokens] - gap.predicted[tokens], -CLIP_NATS, CLIP_NATS)) * weight
-        size = float((move**2).sum()) * float((residual**2).sum())
-        fit = float((move * residual).sum()) * abs(float((move * residual).sum())) / size if size else 0.0
-        out.append(Probe(new, 1.0 - after / before if before else 0.0, fit, logp))
+        after = _weighted(gap, logp)
+        move = residual - after
+        out.append(
+            Probe(
+                new,
+                share=1.0 - float(gap.loss(logp)[tokens].sum()) / before if before else 0.0,
+                follows=_cosine(_signed_root(move), _signed_root(residual)),
+                size=float(np.linalg.norm(move) / np.linalg.norm(residual)) if residual.any() else 0.0,
+                roots=float(np.sqrt(np.abs(after)).sum()),
+                predicted=logp,
+            )
+        )
     return out
+
+
+def _weighted(gap: Gap, predicted: np.ndarray) -> np.ndarray:
+    """Recorded − predicted on the screened tokens in units of their noise; 0 where there is no prediction."""
+    tokens = gap.screened
+    with np.errstate(invalid="ignore"):
+        left = gap.recorded[tokens] - predicted[tokens]
+    return np.nan_to_num(np.clip(left, -_FAR, _FAR)) * np.sqrt(gap.weight[tokens])
+
+
+def _signed_root(values: np.ndarray) -> np.ndarray:
+    return np.copysign(np.sqrt(np.abs(values)), values)
+
+
+def _cosine(x: np.ndarray, y: np.ndarray) -> float:
+    size = float(np.linalg.norm(x) * np.linalg.norm(y))
+    return float(x @ y) / size if size else 0.0
 
 
 def worthwhile(gap: Gap, interventions: Iterable[Intervention], *, most: int = 2) -> list[Intervention]:
@@ -120,43 +151,52 @@ def worthwhile(gap: Gap, interventions: Iterable[Intervention], *, most: int = 2
     return [p.intervention for p in found[:most] if p.share > _PROMISING]
 
 
-def fit_factor(
-    gap: Gap, make: Callable[[float], Intervention], grid: Sequence[float], *, neutral: float = 1.0, steps: int = 6
-) -> Intervention | None:
-    """The intervention whose positive parameter fits the screened tokens, None where no probe of the grid points to it.
+def fit_factor(gap: Gap, make: Callable[[float], Intervention], paths: Sequence[Sequence[float]]) -> Intervention | None:
+    """The intervention whose positive parameter fits the screened tokens; None where no first step points along the gap.
 
-    From the best of the grid, Gauss-Newton steps in log θ with the derivative by the last two predictions: the moves of
-    most parameters are nearly linear in it.
+    Args:
+        gap: the gap.
+        make: from the parameter to the intervention.
+        paths: for each direction, values ever farther from the neutral one. A path is walked as long as the gap that is
+            left falls; between the last three points secant steps in log θ follow, golden sections where they fail.
     """
-    probes = probe(gap, [make(float(value)) for value in grid])
-    if not probes or max(max(p.share, p.fit) for p in probes) < _PROMISING:
+    firsts = probe(gap, [make(float(path[0])) for path in paths])
+    if not firsts or max(p.follows for p in firsts) < _FOLLOWS:
         return None
-    tokens = gap.screened
-    weight = np.sqrt(gap.weight[tokens])
-
-    def residual(logp: np.ndarray) -> np.ndarray:
-        with np.errstate(invalid="ignore"):
-            return np.nan_to_num(np.clip(gap.recorded[tokens] - logp[tokens], -CLIP_NATS, CLIP_NATS)) * weight
-
-    known = [(math.log(neutral), residual(gap.predicted))] if neutral > 0 else []
-    known += [(math.log(value), residual(p.predicted)) for value, p in zip(grid, probes, strict=True)]
-    known.sort(key=lambda pair: float((pair[1] ** 2).sum()))
-    if len(known) < 2:
-        return probes[0].intervention
-    (at, best), (other, other_residual) = known[:2]
-    low, high = min(k[0] for k in known), max(k[0] for k in known)
-    for _ in range(steps):
-        slope = (other_residual - best) / (at - other)
-        size = float((slope**2).sum())
-        step = float((slope * best).sum()) / size if size else 0.0
-        step = min(max(step, -1.0), 1.0)
-        new = min(max(at + step, low - 1.0), high + 1.0)
-        if abs(new - at) < 5e-4:
+    which = max(range(len(firsts)), key=lambda k: firsts[k].follows)
+    path, known = [math.log(value) for value in paths[which]], [firsts[which]]
+    while len(known) < len(path):
+        known += probe(gap, [make(math.exp(path[len(known)]))])
+        if known[-1].roots > known[-2].roots:
             break
-        (found,) = probe(gap, [make(math.exp(new))])
-        value = residual(found.predicted)
-        if float((value**2).sum()) < float((best**2).sum()):
-            (at, best), (other, other_residual) = (new, value), (at, best)
+    points = dict(zip(path, known, strict=False))
+    best = min(points, key=lambda x: points[x].roots)
+    k = path.index(best)
+    low, high = (path[j] if 0 <= j < len(path) else 2 * best - path[k + (k == 0) - (k > 0)] for j in (k - 1, k + 1))
+    low, high = min(low, high), max(low, high)
+    for _ in range(16):
+        step = _secant(gap, points, best)
+        if step is None or not low < best + step < high:
+            step = _GOLDEN * (high - best if high - best > best - low else low - best)
+        if abs(step) < 3e-4:
+            break
+        (points[best + step],) = probe(gap, [make(math.exp(best + step))])
+        new = min(points, key=lambda x: points[x].roots)
+        if new == best:
+            low, high = (low, best + step) if step > 0 else (best + step, high)
         else:
-            other, other_residual = new, value
-    return make(math.exp(at)) if at != math.log(neutral) else None
+            low, high = (best, high) if step > 0 else (low, best)
+            best = new
+    return make(math.exp(best))
+
+
+def _secant(gap: Gap, points: dict[float, Probe], best: float) -> float | None:
+    """The Gauss-Newton step in log θ from the best point, the derivative by the nearest other one; None with no other."""
+    others = [x for x in points if x != best]
+    if not others:
+        return None
+    near = min(others, key=lambda x: abs(x - best))
+    left = _weighted(gap, points[best].predicted)
+    slope = (_weighted(gap, points[near].predicted) - left) / (near - best)
+    size = float(slope @ slope)
+    return -float(slope @ left) / size if size else None

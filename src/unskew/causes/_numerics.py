@@ -124,7 +124,7 @@ class Activations(FormatCause):
     remedy = "sample without activation quantisation, or quantise the trainer's forward alike"
     settings = ("rollout.quantization",)
     edit = "activations"
-    formats = ("fp8-e4m3/token", "fp8-e4m3/tensor", "int8/token", "int8/tensor", "nvfp4/group16")
+    formats = ("fp8-e4m3/token", "fp8-e4m3/group32", "int8/token", "int4/token")
 
 
 class TensorParallel(FormatCause):
@@ -140,6 +140,10 @@ class TensorParallel(FormatCause):
     settings = ("rollout.tensor_parallel", "rollout.batch_invariant")
     edit = "split-sums"
     formats = ("2/bfloat16", "4/bfloat16", "8/bfloat16", "2/float16", "4/float16")
+
+    @staticmethod
+    def dtype(value: Parameter) -> str:
+        return str(value).partition("/")[2]
 
 
 class AttentionKernel(FormatCause):

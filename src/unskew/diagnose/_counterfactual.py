@@ -82,15 +82,17 @@ class ModelCounterfactual:
         self.facts = facts if bos_id is None else replace(facts, bos_id=bos_id)
 
     def scores(self, scorer: str = "") -> "TokenScores":
-        """Log-probs, entropy and noise scale at the trainer's temperature, each float64 (N,)."""
+        """Log-probs, entropy and noise scale of a scorer at the trainer's temperature, each float64 (N,)."""
         return self._whole(_Body(scorer)).scores(self._transform(()))
 
-    def alone(self, rows: Sequence[int]) -> np.ndarray:
-        """Log-probs of some rows scored one at a time: the clean scorer in another batch shape."""
-        scorer, inputs = self._load[""](), self._inputs
-        parts = [scorer.forward([inputs.prompts[row]], [inputs.responses[row]]) for row in rows]
-        self._count(np.asarray(rows))
-        return np.concatenate([states.logp([self._transform(())])[0] for states in parts])
+    def alone(self, rows: Sequence[int], hypothesis: Sequence[Intervention] = ()) -> np.ndarray:
+        """Log-probs under a hypothesis of some rows scored one at a time: another batch shape; NaN elsewhere, float64 (N,)."""
+        body, out = _Body.of(hypothesis), np.full(self._trace.n_tokens, np.nan)
+        head = [edit for i in hypothesis for edit in i.edits if edit.name in HEAD_NAMES]
+        for row in rows:
+            states = self._new(body, np.array([row])).mapped(self._load[""]().model, head)
+            out[slice(*self._trace.cu_seqlens[row : row + 2])] = states.logp([self._transform(hypothesis)])[0]
+        return recorded(out, hypothesis, self._trace)
 
     @property
     def affordable(self) -> int:

@@ -18,6 +18,7 @@ from unskew.diagnose._search import alike, search, shapley
 from unskew.diagnose._verdict import Verdict
 from unskew.diagnose._words import write_verdict
 from unskew.measure import MismatchState
+from unskew.score import Edit
 from unskew.trace import Trace, lint, usable
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ class SideResult:
 
     `sign` is +1 where the recorded stream is the rollout's, −1 where it is the trainer's; `before` and `left` are σ̂ in
     nats, `tail` the robust σ̂ of what is left (equal to it for light tails), `correlation` that of the recorded with the
-    predicted probabilities (NaN where one of them does not vary).
+    predicted probabilities (NaN where one of them does not vary), `rivals` by cause the ids that the data cannot tell it from.
     """
 
     gap: Gap
@@ -48,6 +49,7 @@ class SideResult:
     tail: float
     correlation: float
     dtype_noise: Mapping[str, float]
+    rivals: Mapping[str, tuple[str, ...]]
 
     @property
     def at_floor(self) -> bool:
@@ -256,18 +258,30 @@ def _side(gap: Gap, streams: _Streams, *, sign: int) -> SideResult:
 
     known = [dtype_name(dtype) for dtype in declared]
     limit = SEARCH * sum(noise.of(dtype or "float32") for dtype in known)
-    before = left(gap)
+    own: dict[frozenset[Edit], float] = {frozenset(): 0.0}
+
+    def rounding(gap: Gap) -> frozenset[Edit]:
+        return frozenset(edit for i in gap.accepted for edit in i.edits if edit.rounds)
+
+    def at_floor(gap: Gap) -> bool:
+        now = left(gap)
+        if now > limit and rounding(gap) not in own:
+            own[rounding(gap)] = noise.under(gap.accepted)
+        return not now > max(limit, SEARCH * own.get(rounding(gap), 0.0))
+
+    before, rivals = left(gap), {}
     if np.count_nonzero(use) >= FEW_TOKENS:
-        gap = search(gap, lambda gap: not left(gap) > limit)
+        gap, rivals = search(gap, at_floor)
     after = left(gap)
     measured = noise.measured(after, known)
     floors = [side_floor(dtype, measured, after) for dtype in declared]
-    floor = replace(max(floors, key=lambda floor: floor.sigma), sigma=sum(floor.sigma for floor in floors))
+    sigma = max(sum(floor.sigma for floor in floors), own.get(rounding(gap), 0.0))
+    floor = replace(max(floors, key=lambda floor: floor.sigma), sigma=sigma)
     significant = use & (scale > 0.05)
     ratio = gap.residual[significant] / scale[significant]
     tail = float(np.median(np.abs(ratio)) * 1.4826) if len(ratio) else float("nan")
     correlation = _correlation(np.exp(gap.recorded[use]), np.exp(gap.predicted[use]))
-    side = SideResult(gap, sign, floor, before, after, tail, correlation, measured)
+    side = SideResult(gap, sign, floor, before, after, tail, correlation, measured, rivals)
     return replace(side, gap=gap.under(()), left=before) if side.unrelated else side
 
 

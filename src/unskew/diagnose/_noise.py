@@ -4,11 +4,16 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from unskew.causes import CAUSES, Intervention
 from unskew.diagnose._counterfactual import ModelCounterfactual
 from unskew.diagnose._floor import ABOVE, FLOORS, logit_noise
 from unskew.trace import Trace
 
 __all__ = ["MeasuredNoise", "TableNoise"]
+
+
+_ALONE, _TOKENS = 6, 1024
+"""Rows scored one at a time; tokens that the noise of a dtype is measured on."""
 
 
 class TableNoise:
@@ -20,6 +25,9 @@ class TableNoise:
     def measured(self, observed: float, declared: Sequence[str | None]) -> dict[str, float]:
         return {}
 
+    def under(self, hypothesis: Sequence[Intervention]) -> float:
+        return 0.0
+
 
 class MeasuredNoise:
     """Logit noise of this model in each dtype, run when first asked."""
@@ -30,7 +38,7 @@ class MeasuredNoise:
 
     def of(self, dtype: str) -> float:
         if dtype not in self._known:
-            self._known[dtype] = max(FLOORS["float32"], self._alone() if dtype == "float32" else self._in(dtype))
+            self._known[dtype] = max(FLOORS["float32"], self.under(()) if dtype == "float32" else self._in(dtype))
         return self._known[dtype]
 
     def measured(self, observed: float, declared: Sequence[str | None]) -> dict[str, float]:
@@ -40,15 +48,24 @@ class MeasuredNoise:
             names |= set(FLOORS)
         return {name: self.of(name) for name in names}
 
-    def _alone(self) -> float:
-        """fp32 against itself in another batch shape: up to six sequences scored one at a time."""
-        rows = np.unique(np.linspace(0, len(self._trace) - 1, min(len(self._trace), 6)).astype(int))
-        tokens = np.concatenate([np.arange(*self._trace.cu_seqlens[row : row + 2]) for row in rows])
-        gap = self._counterfactual.alone(rows.tolist()) - self._clean[tokens]
-        use = self._trace.mask[tokens] & np.isfinite(gap)
-        return logit_noise(gap[use], self._scale[tokens][use])
+    def under(self, hypothesis: Sequence[Intervention]) -> float:
+        """σ̂ of a hypothesis against itself in another batch shape: rounding that a fault adds falls out otherwise there."""
+        now = self._counterfactual.predict([hypothesis])[0] if hypothesis else self._clean
+        rows = self._some(_ALONE)
+        return self._between(self._counterfactual.alone(rows.tolist(), hypothesis), now)
 
     def _in(self, dtype: str) -> float:
-        gap = self._counterfactual.scores(dtype).logp - self._clean
+        rows = self._some(int(np.searchsorted(np.cumsum(np.sort(self._trace.lengths)), _TOKENS)) + 1)
+        tokens = np.flatnonzero(np.isin(self._trace.row_of_token, rows))
+        (logp,) = self._counterfactual.predict([[CAUSES["numerics.body"].intervene(dtype=dtype)]], tokens=tokens)
+        return self._between(logp, self._clean)
+
+    def _some(self, count: int) -> np.ndarray:
+        """Rows spread evenly over the trace."""
+        return np.unique(np.linspace(0, len(self._trace) - 1, min(len(self._trace), count)).astype(int))
+
+    def _between(self, a: np.ndarray, b: np.ndarray) -> float:
+        with np.errstate(invalid="ignore"):
+            gap = a - b
         use = self._trace.mask & np.isfinite(gap)
         return logit_noise(gap[use], self._scale[use])

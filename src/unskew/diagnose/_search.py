@@ -1,13 +1,13 @@
 """Counterfactual search on one side: which interventions reproduce what was recorded."""
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import combinations
 from math import comb, factorial
 
 import numpy as np
 
-from unskew.causes import CAUSES, Cause, Gap, Intervention, fit_pair
+from unskew.causes import CAUSES, Cause, Gap, Intervention, fit_pair, probe
 
 __all__ = ["MOST_CAUSES", "alike", "search", "shapley"]
 
@@ -15,41 +15,78 @@ MOST_CAUSES = 3
 """Causes composed on one side at most."""
 
 _GAIN, _Z = 0.2, 3.0
+_WIDTH, _COSTLY = 2, 3
+
+Hypothesis = tuple[Intervention, ...]
 
 
-def search(gap: Gap, at_floor: Callable[[Gap], bool], *, causes: Iterable[Cause] = CAUSES.values()) -> Gap:
-    """The gap under the causes that reproduce it, at most three, each needed on held-out blocks.
+@dataclass(frozen=True, slots=True, eq=False)
+class _Candidate:
+    """A hypothesis, the parameters it fits, its loss on each token (N,), and whether it reaches the floor."""
+
+    hypothesis: Hypothesis
+    fitted: int
+    loss: np.ndarray
+    at_floor: bool
+
+
+def search(
+    gap: Gap, at_floor: Callable[[Gap], bool], *, causes: Iterable[Cause] = CAUSES.values()
+) -> tuple[Gap, Mapping[str, tuple[str, ...]]]:
+    """The gap under the causes that reproduce it, at most three, each needed on held-out blocks; and each one's rivals.
 
     A candidate is accepted where the held-out loss falls by at least 20 % of what is left and by more than 3 standard
-    errors over blocks. Among candidates that the data cannot tell apart, the one with the fewest fitted parameters
-    is taken. After each acceptance all fitted parameters are fitted again, so the order of discovery does not matter.
+    errors over blocks. The two best hypotheses of each size are grown; causes that spend forward passes of their own
+    are asked where the others leave a gap. Among candidates that the data cannot tell apart the one with the fewest
+    fitted parameters is taken, and the causes of the others are its rivals. All fitted parameters are fitted again
+    after each step, so the order of discovery does not matter.
     """
     causes = [cause for cause in causes if gap.side in cause.sides or gap.side == "record"]
     if not gap.counterfactual.has_model:
         causes = [cause for cause in causes if not cause.needs_model]
-    while len(gap.accepted) < MOST_CAUSES and not at_floor(gap):
-        used = {intervention.cause for intervention in gap.accepted}
-        free = [cause for cause in causes if cause.id not in used]
-        best = (
-            _best(gap, _additions(gap, [cause for cause in free if not cause.costly]))
-            or _best(gap, _joint(gap, causes, used))
-            or _best(gap, _additions(gap, [cause for cause in free if cause.costly]))
-        )
-        if best is None:
+    best, rivals = gap, dict[str, tuple[str, ...]]()
+    frontier = [] if at_floor(gap) else [gap]
+    while frontier and len(best.accepted) < MOST_CAUSES:
+        grown = [c for g in frontier for c in _better(g, _cheap(g, causes), at_floor)]
+        if not any(candidate.at_floor for candidate in grown):
+            grown += [c for g in frontier for c in _better(g, [*_joint(g, causes), *_costly(g, causes)], at_floor)]
+        if not grown:
             break
-        gap = _refit(gap.under(best))
-    return _prune(gap)
+        chosen, equal = _chosen(gap, grown)
+        step = _refit(gap.under(chosen.hypothesis))
+        if not _needed(best, step):
+            break
+        new = chosen.hypothesis[-1].cause
+        rivals[new] = tuple(sorted({c.hypothesis[-1].cause for c in equal} - {i.cause for i in chosen.hypothesis}))
+        best = step
+        others = [c for c in grown if _ids(c) != _ids(chosen)]
+        frontier = [step] if others == [] else [step, gap.under(min(others, key=lambda c: _held(gap, c.loss)).hypothesis)]
+        if at_floor(best):
+            break
+    best = _prune(best)
+    return best, {i.cause: rivals.get(i.cause, ()) for i in best.accepted}
 
 
-def _additions(gap: Gap, causes: Iterable[Cause]) -> list[tuple[Intervention, ...]]:
-    """Hypotheses with one cause more than those accepted."""
-    new = [intervention for cause in causes for intervention in cause.propose(gap)]
-    return [both for i in new if _one_model(both := (*gap.accepted, i))]
+def _cheap(gap: Gap, causes: Iterable[Cause]) -> list[Hypothesis]:
+    """Hypotheses with one more of the causes that cost no forward pass of their own."""
+    return [both for i in _proposed(gap, causes, costly=False) if _one_model(both := (*gap.accepted, i))]
 
 
-def _joint(gap: Gap, causes: Sequence[Cause], used: set[str]) -> list[tuple[Intervention, ...]]:
+def _costly(gap: Gap, causes: Iterable[Cause]) -> list[Hypothesis]:
+    """Hypotheses with one more of the other causes, the best few on the screened tokens."""
+    new = [i for i in _proposed(gap, causes, costly=True) if _one_model((*gap.accepted, i))]
+    found = sorted(probe(gap, new), key=lambda p: -p.share)[:_COSTLY]
+    return [(*gap.accepted, p.intervention) for p in found if p.share > 0.5 * found[0].share]
+
+
+def _proposed(gap: Gap, causes: Iterable[Cause], *, costly: bool) -> list[Intervention]:
+    used = {intervention.cause for intervention in gap.accepted}
+    return [i for cause in causes if cause.costly == costly and cause.id not in used for i in cause.propose(gap)]
+
+
+def _joint(gap: Gap, causes: Sequence[Cause]) -> list[Hypothesis]:
     """Hypotheses that fit a new continuous parameter together with the one already accepted."""
-    out = []
+    out, used = [], {intervention.cause for intervention in gap.accepted}
     for index, old in enumerate(gap.accepted):
         rest = replace(gap, accepted=tuple(i for k, i in enumerate(gap.accepted) if k != index))
         out += [
@@ -65,26 +102,45 @@ def _one_model(hypothesis: Sequence[Intervention]) -> bool:
     return len({i.scorer for i in hypothesis if i.scorer}) <= 1
 
 
-def _best(gap: Gap, candidates: Sequence[tuple[Intervention, ...]]) -> tuple[Intervention, ...] | None:
-    if not candidates:
-        return None
-    fitted = np.array([sum(CAUSES[i.cause].fitted for i in candidate) for candidate in candidates])
-    losses = gap.loss(gap.counterfactual.predict(candidates))
-    now = gap.loss(gap.predicted)
-    held = gap.keep & ~gap.fit
-    share, good = np.zeros(len(candidates)), []
-    for k in range(len(candidates)):
-        use = held if fitted[k] else gap.keep
-        before, after = _by_block(now, gap, use), _by_block(losses[k], gap, use)
-        share[k] = 1.0 - after.sum() / max(float(before.sum()), 1e-300)
-        if share[k] >= _GAIN and _falls(before, after):
-            good.append(k)
-    if not good:
-        return None
-    top = max(good, key=lambda k: share[k])
-    roots = [np.sqrt(_by_block(loss, gap, gap.keep)) for loss in losses]
-    equal = [k for k in good if share[top] - share[k] < 0.01 or _z(roots[k] - roots[top]) < 1]
-    return candidates[min(equal, key=lambda k: (fitted[k], -share[k]))]
+def _better(gap: Gap, hypotheses: Sequence[Hypothesis], at_floor: Callable[[Gap], bool]) -> list[_Candidate]:
+    """The hypotheses that are needed beside what is accepted."""
+    out = []
+    for hypothesis, predicted in zip(hypotheses, gap.counterfactual.predict(hypotheses) if hypotheses else (), strict=True):
+        new = replace(gap, accepted=hypothesis, predicted=predicted)
+        if _needed(gap, new):
+            fitted = sum(CAUSES[i.cause].fitted for i in hypothesis)
+            out.append(_Candidate(hypothesis, fitted, gap.loss(predicted), at_floor(new)))
+    return out
+
+
+def _needed(old: Gap, new: Gap) -> bool:
+    """Whether the loss falls enough; on held-out blocks where the new hypothesis has fitted parameters."""
+    fitted = any(CAUSES[i.cause].fitted for i in new.accepted if i not in old.accepted)
+    use = old.keep & ~old.fit if fitted else old.keep
+    before, after = (_by_block(gap.loss(gap.predicted), old, use) for gap in (old, new))
+    return after.sum() <= (1 - _GAIN) * before.sum() and _falls(before, after)
+
+
+def _chosen(gap: Gap, candidates: Sequence[_Candidate]) -> tuple[_Candidate, list[_Candidate]]:
+    """The best candidate, the one with the fewest fitted parameters among its equals; and those."""
+    top = min(candidates, key=lambda c: _held(gap, c.loss))
+    before, least = _held(gap, gap.loss(gap.predicted)), _held(gap, top.loss)
+    root = np.sqrt(_by_block(top.loss, gap, gap.keep))
+
+    def same(candidate: _Candidate) -> bool:
+        close = candidate.at_floor == top.at_floor and _held(gap, candidate.loss) - least < 0.01 * before
+        return close or _z(np.sqrt(_by_block(candidate.loss, gap, gap.keep)) - root) < 1
+
+    equal = [candidate for candidate in candidates if same(candidate)]
+    return min(equal, key=lambda c: (len(c.hypothesis), c.fitted, _held(gap, c.loss))), equal
+
+
+def _held(gap: Gap, loss: np.ndarray) -> float:
+    return float(loss[gap.keep & ~gap.fit].sum())
+
+
+def _ids(candidate: _Candidate) -> set[str]:
+    return {i.cause for i in candidate.hypothesis}
 
 
 def _falls(before: np.ndarray, after: np.ndarray) -> bool:

@@ -86,6 +86,7 @@ class _Writer:
         return self._finding(
             cause, side, "info" if found.shared(k) else cause.severity, "reproduced", _rounded(intervention), (says,),
             tokens=self._worst(result), explained=round(float(found.shares[k]), 4), interval=(round(low, 4), round(high, 4)),
+            cls=result.rivals.get(cause.id, ()),
         )  # fmt: skip
 
     def _read(self, reading: Reading) -> CauseFinding:

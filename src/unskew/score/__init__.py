@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from unskew.score._engine_hf import HFEngine as HFEngine
     from unskew.score._engine_vllm import VLLMEngine as VLLMEngine
     from unskew.score._formats import fake_quantize as fake_quantize
+    from unskew.score._formats import rounding_error as rounding_error
     from unskew.score._gradient import head_gradients as head_gradients
     from unskew.score._head import HeadStates as HeadStates
     from unskew.score._hf import HFScorer as HFScorer
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 _NEEDS_TORCH = {
     "HFEngine": "_engine_hf",
     "VLLMEngine": "_engine_vllm", "HeadStates": "_head", "TokenScores": "_logits", "score_logits": "_logits", "HFScorer": "_hf", "capture_routing": "_routing",
-    "head_gradients": "_gradient", "edited": "_edits", "edited_whole": "_edits", "fake_quantize": "_formats", "replay_routing": "_routing", "routers": "_routing",
+    "head_gradients": "_gradient", "edited": "_edits", "edited_whole": "_edits", "fake_quantize": "_formats", "rounding_error": "_formats", "replay_routing": "_routing", "routers": "_routing",
 }  # fmt: skip
 
 

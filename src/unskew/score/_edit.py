@@ -28,6 +28,11 @@ class Edit:
     name: str
     value: float | int | str = ""
 
+    @property
+    def rounds(self) -> bool:
+        """Whether it rounds to a format: then the last bit of another batch shape can grow to a step of that format."""
+        return isinstance(self.value, str)
+
     def __str__(self) -> str:
         return f"{self.name}={self.value}"
 
