@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal, Protocol
 
 import numpy as np
 
-from unskew.score import Edit, Inputs
+from unskew.score import HEAD_NAMES, Edit, Inputs
 from unskew.trace import Trace
 
 __all__ = [
@@ -84,6 +84,12 @@ class Intervention:
     sampled: "Callable[[Trace, Facts], Trace] | None" = None
     rows: Callable[[Trace], Trace] | None = None
     stage: int = 0
+
+    @property
+    def needs_body(self) -> bool:
+        """Whether it takes a forward pass of its own, not only another pass over the logits."""
+        own = bool(self.scorer) and not self.scorer.endswith(":head")
+        return own or self.inputs is not None or any(edit.name not in HEAD_NAMES for edit in self.edits)
 
 
 class Counterfactual(Protocol):

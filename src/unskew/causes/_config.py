@@ -178,7 +178,7 @@ class VocabPadding(FactorCause):
     settings = ("rollout.tensor_parallel",)
     edit, parameter = "vocab-padding", "rows"
     paths = ((8.0, 32.0, 128.0, 512.0, 4096.0),)
-    planted = "trainer"
+    planted, costly = "trainer", False
 
     def draw(self, rng: np.random.Generator) -> dict[str, Parameter]:
         return {"rows": float(rng.integers(32, 512))}

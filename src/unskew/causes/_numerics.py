@@ -82,7 +82,6 @@ class Head(Cause):
     settings = ("trainer.logits_dtype", "rollout.logits_dtype")
     severity = "warn"
     needs_model = True
-    costly = True
     fitted = 1
     planted = "rollout"
 

@@ -12,6 +12,9 @@ from unskew.trace import Trace
 
 __all__ = ["AdapterMissing", "AdapterTwice", "PartialSync", "Quantized", "Stale", "StalePrefixCache", "TiedHead"]
 
+_FOLLOWS = 0.15
+"""Cosine with the gap above which an older checkpoint is taken apart."""
+
 
 class Stale(Cause):
     """One side holds an older checkpoint (methods 23)."""
@@ -152,10 +155,11 @@ class PartialSync(Cause):
     def propose(self, gap: Gap) -> Iterable[Intervention]:
         groups = gap.counterfactual.tensors()
         for lag in _lags(gap):
-            options = [self.intervene(lag=lag, groups=group) for group in groups]
-            probes = probe(gap, [option for option in options if not any(i.scorer for i in gap.accepted)])
-            if not probes:
-                return
+            if any(i.scorer for i in gap.accepted) or not any(
+                p.follows > _FOLLOWS for p in probe(gap, [Stale().intervene(lag=lag)])
+            ):
+                continue
+            probes = probe(gap, [self.intervene(lag=lag, groups=group) for group in groups])
             tokens = gap.screened
             weight = np.sqrt(gap.weight[tokens])
             moves = np.stack([(p.predicted - gap.predicted)[tokens] * weight for p in probes], axis=1)

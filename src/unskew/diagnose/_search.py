@@ -15,7 +15,7 @@ MOST_CAUSES = 3
 """Causes composed on one side at most."""
 
 _GAIN, _Z = 0.2, 3.0
-_WIDTH, _COSTLY = 2, 3
+_BODIES = 3
 
 Hypothesis = tuple[Intervention, ...]
 
@@ -47,9 +47,9 @@ def search(
     best, rivals = gap, dict[str, tuple[str, ...]]()
     frontier = [] if at_floor(gap) else [gap]
     while frontier and len(best.accepted) < MOST_CAUSES:
-        grown = [c for g in frontier for c in _better(g, _cheap(g, causes), at_floor)]
+        grown = [c for g in frontier for c in _better(g, _grown(g, causes, costly=False), at_floor)]
         if not any(candidate.at_floor for candidate in grown):
-            grown += [c for g in frontier for c in _better(g, [*_joint(g, causes), *_costly(g, causes)], at_floor)]
+            grown += [c for g in frontier for c in _better(g, [*_joint(g, causes), *_grown(g, causes, costly=True)], at_floor)]
         if not grown:
             break
         chosen, equal = _chosen(gap, grown)
@@ -67,16 +67,13 @@ def search(
     return best, {i.cause: rivals.get(i.cause, ()) for i in best.accepted}
 
 
-def _cheap(gap: Gap, causes: Iterable[Cause]) -> list[Hypothesis]:
-    """Hypotheses with one more of the causes that cost no forward pass of their own."""
-    return [both for i in _proposed(gap, causes, costly=False) if _one_model(both := (*gap.accepted, i))]
-
-
-def _costly(gap: Gap, causes: Iterable[Cause]) -> list[Hypothesis]:
-    """Hypotheses with one more of the other causes, the best few on the screened tokens."""
-    new = [i for i in _proposed(gap, causes, costly=True) if _one_model((*gap.accepted, i))]
-    found = sorted(probe(gap, new), key=lambda p: -p.share)[:_COSTLY]
-    return [(*gap.accepted, p.intervention) for p in found if p.share > 0.5 * found[0].share]
+def _grown(gap: Gap, causes: Iterable[Cause], *, costly: bool) -> list[Hypothesis]:
+    """Hypotheses with one cause more; those that need another body are first asked on the screened tokens, the best few kept."""
+    new = [i for i in _proposed(gap, causes, costly=costly) if _one_model((*gap.accepted, i))]
+    bodies = probe(gap, [i for i in new if i.needs_body])
+    best = sorted((p for p in bodies if p.share > _GAIN / 2), key=lambda p: -p.share)[:_BODIES]
+    kept = [i for i in new if not i.needs_body] + [p.intervention for p in best if p.share > 0.5 * best[0].share]
+    return [(*gap.accepted, i) for i in kept]
 
 
 def _proposed(gap: Gap, causes: Iterable[Cause], *, costly: bool) -> list[Intervention]:
