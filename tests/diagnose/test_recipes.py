@@ -15,7 +15,7 @@ P = 8
 class TinyScorer:
     """The numpy LM behind the scorer's interface: its logits are the hidden states, its head the identity."""
 
-    tokenizer = None
+    tokenizer, eos_ids = None, ()
 
     def __init__(self, lm: LM, **how):
         self.lm, self.how = lm, how

@@ -1,4 +1,4 @@
-"""What could be wrong? One class a cause, one file an id prefix."""
+"""What could be wrong? One class a cause, one file or two an id prefix."""
 
 from collections.abc import Mapping
 
@@ -8,10 +8,12 @@ from unskew.causes import (
     _floor,
     _mode,
     _numerics,
+    _penalty,
     _position,
     _record,
     _routing,
     _sampling,
+    _silent,
     _template,
     _weights,
 )
@@ -30,7 +32,7 @@ CAUSES: Mapping[str, Cause] = {
     cause.id: cause
     for cause in (
         _sampling.Temperature(), _sampling.TemperatureRaw(), _sampling.TemperatureAfterSoftmax(), _sampling.TopP(),
-        _sampling.TopK(), _sampling.MinP(), _sampling.RepetitionPenalty(), _sampling.PresencePenalty(), _sampling.FrequencyPenalty(), _sampling.Silent(), _record.Shift(), _record.PromptInMask(),
+        _sampling.TopK(), _sampling.MinP(), _penalty.RepetitionPenalty(), _penalty.PresencePenalty(), _penalty.FrequencyPenalty(), _penalty.LogitBias(), _penalty.MinTokens(), _penalty.Grammar(), _penalty.Greedy(), _silent.Silent(), _record.Shift(), _record.PromptInMask(),
         _record.SyntheticEos(), _record.FilledLogp(), _record.RowOrder(), _record.Retokenized(), _template.Bos(),
         _position.LeftPad(), _position.Packing(), _weights.Stale(), _weights.AdapterMissing(), _weights.AdapterTwice(),
         _weights.TiedHead(), _weights.PartialSync(), _weights.Quantized(), _weights.StalePrefixCache(),

@@ -35,18 +35,18 @@ CLIP_NATS = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What is known of the model's ids: BOS, EOS, padding, the tokenizer; None where it is not."""
+    """What is known of the model's ids: BOS, padding, those that end a response, the tokenizer; None or () where it is not."""
 
     bos_id: int | None = None
-    eos_id: int | None = None
     pad_id: int | None = None
+    eos_ids: tuple[int, ...] = ()
     tokenizer: Any = None
 
     @classmethod
-    def of(cls, tokenizer: Any) -> "Facts":
-        """The facts that a tokenizer holds; none of None."""
+    def of(cls, tokenizer: Any, ends: Iterable[int] = ()) -> "Facts":
+        """The facts that a tokenizer holds; none of None. `ends`: further ids that end a response."""
         bos, eos, pad = (getattr(tokenizer, f"{name}_token_id", None) for name in ("bos", "eos", "pad"))
-        return cls(bos, eos, pad, tokenizer)
+        return cls(bos, pad, tuple(sorted({*ends, *(() if eos is None else (eos,))})), tokenizer)
 
 
 Rewrite = Callable[[Inputs, Trace, Facts], Inputs]
@@ -79,7 +79,7 @@ class Intervention:
     scorer: str = ""
     edits: tuple[Edit, ...] = ()
     inputs: Rewrite | None = None
-    sampling: Mapping[str, float] = field(default_factory=dict)
+    sampling: Mapping[str, Any] = field(default_factory=dict)
     logp: Callable[[np.ndarray, Trace], np.ndarray] | None = None
     sampled: "Callable[[Trace, Facts], Trace] | None" = None
     rows: Callable[[Trace], Trace] | None = None
@@ -126,6 +126,10 @@ class Counterfactual(Protocol):
     @property
     def affordable(self) -> int:
         """Tokens that a parameter can be fitted on: a few hundred where the vocabulary is large."""
+        ...
+
+    def probabilities(self, hypothesis: Sequence[Intervention], tokens: np.ndarray) -> np.ndarray:
+        """Probability of every id at some tokens (sorted) under a hypothesis, float32 (n, V)."""
         ...
 
     def predict(self, hypotheses: Sequence[Sequence[Intervention]], *, tokens: np.ndarray | None = None) -> np.ndarray:
@@ -284,8 +288,8 @@ class Cause:
         """Interventions worth a counterfactual on this gap, continuous parameters fitted."""
         return ()
 
-    def read(self, trace: Trace) -> Iterable[Reading]:
-        """What the record alone shows of this cause."""
+    def read(self, trace: Trace, facts: Facts) -> Iterable[Reading]:
+        """What the record alone shows of this cause; `facts` say nothing where there is no model."""
         return ()
 
     def at_floor(self, gap: Gap) -> Iterable[Reading]:

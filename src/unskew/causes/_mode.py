@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from unskew.causes._base import Cause, Reading
+from unskew.causes._base import Cause, Facts, Reading
 from unskew.trace import Trace
 
 __all__ = ["TrainMode"]
@@ -22,7 +22,7 @@ class TrainMode(Cause):
     remedy = "score old_logp in eval mode, set dropout to 0, and keep the micro-batch shape the same in both passes"
     settings = ("trainer.dropout", "trainer.micro_batch")
 
-    def read(self, trace: Trace) -> Iterable[Reading]:
+    def read(self, trace: Trace, facts: Facts) -> Iterable[Reading]:
         if not (trace.has("logp") and trace.has("old_logp")):
             return
         versions = zip(trace.rows("old_version"), trace.rows("train_version"), strict=True)

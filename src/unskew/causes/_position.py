@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from unskew.causes._base import Cause, Reading
+from unskew.causes._base import Cause, Facts, Reading
 from unskew.causes._contrast import contrast
 from unskew.trace import Trace
 
@@ -21,7 +21,7 @@ class LeftPad(Cause):
     remedy = "derive position ids from the attention mask"
     settings = ("trainer.position_ids",)
 
-    def read(self, trace: Trace) -> Iterable[Reading]:
+    def read(self, trace: Trace, facts: Facts) -> Iterable[Reading]:
         yield from contrast(self, trace, "pad_left", "trainer")
 
 
@@ -37,5 +37,5 @@ class Packing(Cause):
     remedy = "use a block-diagonal mask (cu_seqlens) and restart position ids for each packed sample"
     settings = ("trainer.packing", "trainer.position_ids")
 
-    def read(self, trace: Trace) -> Iterable[Reading]:
+    def read(self, trace: Trace, facts: Facts) -> Iterable[Reading]:
         yield from contrast(self, trace, "pack_index", "trainer")

@@ -117,7 +117,7 @@ class FilledLogp(Cause):
                 logp=lambda logp, _: np.where(where, value, logp), stage=2,
             )  # fmt: skip
 
-    def read(self, trace: Trace) -> Iterable[Reading]:
+    def read(self, trace: Trace, facts: Facts) -> Iterable[Reading]:
         sides: tuple[tuple[str, Side], ...] = (("rollout_logp", "rollout"), ("old_logp", "trainer"))
         for column, side in sides:
             if not trace.has(column):
@@ -154,7 +154,7 @@ class PromptInMask(Cause):
     def intervene(self, **parameters: Parameter) -> Intervention:
         return Intervention(self.id, {}, rows=_prompt_into_response)
 
-    def read(self, trace: Trace) -> Iterable[Reading]:
+    def read(self, trace: Trace, facts: Facts) -> Iterable[Reading]:
         if trace.has("segment_ids"):
             bad = trace.mask & (trace.tokens("segment_ids") == SEGMENT_PROMPT)
             how = "their segment is 0 (prompt)"
@@ -236,7 +236,7 @@ class Retokenized(Cause):
     remedy = "pass token ids from the engine to the trainer; never decode and encode again"
     settings = ("rollout.return_token_ids",)
 
-    def read(self, trace: Trace) -> Iterable[Reading]:
+    def read(self, trace: Trace, facts: Facts) -> Iterable[Reading]:
         if not (trace.has("old_logp") and trace.has("rollout_logp")):
             return
         gap = np.abs(trace.tokens("old_logp").astype(np.float64) - trace.tokens("rollout_logp"))
@@ -311,7 +311,7 @@ def _with_eos(trace: Trace, facts: Facts) -> Trace:
     """Rows with one EOS more that nobody sampled."""
     rows = trace.table.to_pylist()
     for row in rows:
-        row["response_ids"] = [*row["response_ids"], facts.eos_id]
+        row["response_ids"] = [*row["response_ids"], facts.eos_ids[0]]
         row["rollout_logp"] = [*row["rollout_logp"], 0.0]
     return Trace.from_rows(rows, path=trace.path)
 

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from unskew.causes._base import Cause, Gap, Intervention, Parameter, Reading
+from unskew.causes._base import Cause, Facts, Gap, Intervention, Parameter, Reading
 from unskew.causes._contrast import contrast
 from unskew.causes._edited import FormatCause
 from unskew.causes._fit import probe
@@ -40,7 +40,7 @@ class Stale(Cause):
         for lag in _lags(gap):
             yield self.intervene(lag=lag)
 
-    def read(self, trace: Trace) -> Iterable[Reading]:
+    def read(self, trace: Trace, facts: Facts) -> Iterable[Reading]:
         if not (trace.has("weight_version") and "old_version" in trace.columns):
             return
         lag = np.repeat([np.nan if v is None else v for v in trace.rows("old_version")], trace.lengths) - trace.tokens(
@@ -198,7 +198,7 @@ class StalePrefixCache(Cause):
     remedy = "reset the prefix cache after every weight update"
     settings = ("rollout.prefix_cache",)
 
-    def read(self, trace: Trace) -> Iterable[Reading]:
+    def read(self, trace: Trace, facts: Facts) -> Iterable[Reading]:
         yield from contrast(self, trace, "cached_tokens", "rollout")
 
 

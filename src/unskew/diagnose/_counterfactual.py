@@ -44,6 +44,10 @@ class RecordCounterfactual:
         """No model, no tensors."""
         return ()
 
+    def probabilities(self, hypothesis: Sequence[Intervention], tokens: np.ndarray) -> np.ndarray:
+        """No model, no probabilities."""
+        raise TypeError("probabilities need a model")
+
     def predict(self, hypotheses: Sequence[Sequence[Intervention]], *, tokens: np.ndarray | None = None) -> np.ndarray:
         """Log-probs each hypothesis would have recorded, float64 (K, N)."""
         return np.stack([recorded(self._clean, hypothesis, self._trace) for hypothesis in hypotheses])
@@ -57,7 +61,7 @@ class ModelCounterfactual:
     Args:
         trace: the usable rows.
         load: from a scorer's name ("" clean, "older:1", "base", "bfloat16", "float16") to the scorer; the names.
-        bos_id: id of BOS where it is not the tokenizer's.
+        facts: of the model's ids; those of the clean scorer by default.
         trainer_temperature: temperature the trainer scores at.
     """
 
@@ -68,7 +72,7 @@ class ModelCounterfactual:
         trace: Trace,
         load: Mapping[str, "Callable[[], HFScorer]"],
         *,
-        bos_id: int | None = None,
+        facts: Facts | None = None,
         trainer_temperature: float = 1.0,
     ) -> None:
         self.trainer_temperature = trainer_temperature
@@ -78,8 +82,8 @@ class ModelCounterfactual:
         self._inputs = Inputs(trace.contexts(), responses)
         self._states: dict[_Body, list[tuple[np.ndarray, HeadStates]]] = {}
         self.scorers = frozenset(name for name in load if name and name not in ("bfloat16", "float16"))
-        facts = Facts.of(load[""]().tokenizer)
-        self.facts = facts if bos_id is None else replace(facts, bos_id=bos_id)
+        clean = load[""]()
+        self.facts = facts or Facts.of(clean.tokenizer, clean.eos_ids)
 
     def scores(self, scorer: str = "") -> "TokenScores":
         """Log-probs, entropy and noise scale of a scorer at the trainer's temperature, each float64 (N,)."""
@@ -90,7 +94,8 @@ class ModelCounterfactual:
         body, out = _Body.of(hypothesis), np.full(self._trace.n_tokens, np.nan)
         head = [edit for i in hypothesis for edit in i.edits if edit.name in HEAD_NAMES]
         for row in rows:
-            states = self._new(body, np.array([row])).mapped(self._load[""]().model, head)
+            states = self._new(body, np.array([row]))
+            states = states.mapped(self._load[""]().model, head) if head else states
             out[slice(*self._trace.cu_seqlens[row : row + 2])] = states.logp([self._transform(hypothesis)])[0]
         return recorded(out, hypothesis, self._trace)
 
@@ -126,6 +131,13 @@ class ModelCounterfactual:
             for i in members:
                 out[i] = recorded(logp[transforms[i]], hypotheses[i], self._trace)
         return out
+
+    def probabilities(self, hypothesis: Sequence[Intervention], tokens: np.ndarray) -> np.ndarray:
+        """Probability of every id at some tokens (sorted) under a hypothesis, float32 (n, V)."""
+        place, states = self._at(_Body.of(hypothesis), tokens)
+        head = [edit for i in hypothesis for edit in i.edits if edit.name in HEAD_NAMES]
+        states = states.mapped(self._load[""]().model, head) if head else states
+        return states.probabilities(self._transform(hypothesis), tokens=np.flatnonzero(np.isin(place, tokens)))
 
     def _transform(self, hypothesis: Sequence[Intervention]) -> SamplingTransform:
         transform = SamplingTransform(temperature=self.trainer_temperature)

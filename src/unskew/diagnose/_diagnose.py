@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from unskew.causes import CAUSES, CLIP_NATS, Gap, Intervention, Reading
+from unskew.causes import CAUSES, CLIP_NATS, Facts, Gap, Intervention, Reading
 from unskew.diagnose._counterfactual import ModelCounterfactual, RecordCounterfactual
 from unskew.diagnose._floor import ABOVE, FEW_TOKENS, SEARCH, SideFloor, dtype_name, logit_noise, side_floor
 from unskew.diagnose._noise import MeasuredNoise, TableNoise
@@ -156,7 +156,10 @@ def _find(trace: Trace, scorers: Scorers | None, *, bos_id: int | None, max_toke
     total = len(trace)
     malformed = lint(trace).malformed
     trace = usable(trace)[0] if malformed.all() else trace.select(~malformed)
-    readings = [reading for cause in CAUSES.values() for reading in cause.read(trace)]
+    clean = scorers[""]() if scorers else None
+    facts = Facts.of(clean.tokenizer, clean.eos_ids) if clean else Facts()
+    facts = facts if bos_id is None else replace(facts, bos_id=bos_id)
+    readings = [reading for cause in CAUSES.values() for reading in cause.read(trace, facts)]
     dropped = np.zeros(trace.n_tokens, bool)
     for reading in readings:
         if reading.drop is not None:
@@ -170,7 +173,7 @@ def _find(trace: Trace, scorers: Scorers | None, *, bos_id: int | None, max_toke
     trace, temperature = _one_temperature(trace, notes)
     n_usable = len(trace)
     trace = _plan(trace, max_tokens)
-    streams = _with_model(trace, scorers, bos_id, temperature) if scorers else _record_alone(trace)
+    streams = _with_model(trace, scorers, facts, temperature) if scorers else _record_alone(trace)
     rollout, trainer, clean = streams.rollout, streams.trainer, streams.clean
     keep = trace.mask & np.isfinite(rollout) & np.isfinite(trainer) & np.isfinite(clean)
     # Rounding noise grows as the noise scale, down to a twentieth of a nat's worth where a token is certain.
@@ -213,8 +216,8 @@ class _Streams:
     noise: MeasuredNoise | TableNoise
 
 
-def _with_model(trace: Trace, scorers: Scorers, bos_id: int | None, temperature: float) -> _Streams:
-    counterfactual = ModelCounterfactual(trace, scorers, bos_id=bos_id, trainer_temperature=temperature)
+def _with_model(trace: Trace, scorers: Scorers, facts: Facts, temperature: float) -> _Streams:
+    counterfactual = ModelCounterfactual(trace, scorers, facts=facts, trainer_temperature=temperature)
     scores = counterfactual.scores()
     trainer = _column(trace, "old_logp") if trace.has("old_logp") else scores.logp
     noise = MeasuredNoise(counterfactual, scores.logp, scores.noise_scale, trace)

@@ -37,6 +37,12 @@ class LabModel:
         return _scorers(self)
 
     @property
+    def facts(self) -> Facts:
+        """What is known of its ids."""
+        clean = self.scorers()[""]()
+        return Facts.of(clean.tokenizer, clean.eos_ids)
+
+    @property
     def tokenizer(self) -> Any:
         """The tokenizer of the checkpoint."""
         return self.scorers()[""]().tokenizer
@@ -112,7 +118,7 @@ def plant(
     trace, rescored = _sample(model, sides["rollout"], drawn, sampling=sampling, n=n, dtype=dtype)
     changes = [change for side in sides.values() for change in side]
     for change in changes:
-        trace = change.sampled(trace, Facts.of(model.tokenizer)) if change.sampled else trace
+        trace = change.sampled(trace, model.facts) if change.sampled else trace
     counterfactual = ModelCounterfactual(trace, model.scorers(), trainer_temperature=temperature)
     scores = counterfactual.scores()
     trace = trace.with_tokens(old_logp=scores.logp, noise_scale=scores.noise_scale)
@@ -159,7 +165,7 @@ def _sample(
                 continue
             edits += change.edits
             if change.inputs is not None:
-                inputs = change.inputs(inputs, empty, Facts.of(tokenizer))
+                inputs = change.inputs(inputs, empty, model.facts)
         given = [prompt.tolist() for prompt in inputs.prompts]
         rows = HFEngine(engine, path=model.name).sample(given, sampling=sampling, edits=edits)
         routed = engine.routing(given, [row["response_ids"] for row in rows]) if model.name == "moe" else None

@@ -28,9 +28,7 @@ class HFEngine:
 
     def __init__(self, scorer: HFScorer, *, path: str = "", batch: int = 64) -> None:
         self.model, self.tokenizer, self._path, self._batch = scorer.model, scorer.tokenizer, path, batch
-        ends = self.model.generation_config.eos_token_id
-        ends = ends if ends is not None else getattr(self.tokenizer, "eos_token_id", None)
-        self._ends = set(ends if isinstance(ends, list) else [] if ends is None else [ends])
+        self._ends = scorer.eos_ids
 
     @classmethod
     def load(cls, path: str | Path, *, dtype: str = "float32", batch: int = 64) -> "HFEngine":
@@ -69,12 +67,13 @@ class HFEngine:
                 sequence_bias=[[[token], float(bias)] for token, bias in sampling.logit_bias.items()] or None,
                 min_new_tokens=sampling.min_tokens or None,
                 max_new_tokens=sampling.max_tokens,
-                eos_token_id=sorted(self._ends) or None,
+                eos_token_id=list(self._ends) or None,
                 pad_token_id=0,
                 output_logits=True,
                 output_scores=True,
                 return_dict_in_generate=True,
             ),
+            prefix_allowed_tokens_fn=(lambda _row, _ids: list(sampling.allowed_ids)) if sampling.allowed_ids else None,
             logits_processor=transformers.LogitsProcessorList([_OutputPenalties(sampling, longest)]),
         )
         sampled = output.sequences[:, longest:].cpu()

@@ -10,7 +10,7 @@ import torch
 from unskew.score._edit import Edit
 from unskew.score._edits import edited_head
 from unskew.score._logits import TokenScores, score_logits
-from unskew.score._transforms import SamplingTransform
+from unskew.score._transforms import LogitEdits, SamplingTransform
 
 __all__ = ["HeadStates"]
 
@@ -111,11 +111,15 @@ class HeadStates:
                     full, cumulative = score_logits(logits, ids[:, 0], temperature=temperature).logp, None
                     for k in same:
                         value = full
+                        if transforms[k].likeliest:
+                            top = logits.argmax(1)
+                            value = score_logits(logits, top, temperature=temperature).logp
                         if transforms[k].truncates:
                             assert ordered is not None and rank is not None
                             if cumulative is None:
                                 cumulative = (ordered / temperature).softmax(1).double().cumsum(1)
-                            value = full - _log_kept(transforms[k], ordered, cumulative, rank).cpu().numpy()
+                            place = torch.zeros_like(rank) if transforms[k].likeliest else rank
+                            value = value - _log_kept(transforms[k], ordered, cumulative, place).cpu().numpy()
                         out[k, index] = value
         out[:, self._missing] = np.nan
         return out
@@ -132,6 +136,20 @@ class HeadStates:
             out[:, start:stop] = found.logp, found.entropy, found.noise_scale, found.collision
         out[:, self._missing] = np.nan
         return TokenScores(*out)
+
+    @torch.no_grad()
+    def probabilities(self, transform: SamplingTransform, *, tokens: np.ndarray) -> np.ndarray:
+        """Probability of every id at some tokens (sorted indices) under a transform, float32 (n, V); n V numbers in memory."""
+        out = np.zeros((len(tokens), self.vocab_size), np.float32)
+        for start, raw in self._logits():
+            place = np.flatnonzero((tokens >= start) & (tokens < start + len(raw)))
+            if not len(place):
+                continue
+            logits = raw[torch.from_numpy(tokens[place] - start).to(raw.device)]
+            logits = logits if transform.edits == _NEUTRAL else self._edited(logits, tokens[place], transform.edits)
+            logits = _truncated(transform, logits) if transform.truncates else logits
+            out[place] = (logits / transform.temperature).softmax(1).float().cpu().numpy()
+        return out
 
     @torch.no_grad()
     def residuals(self) -> Iterator[tuple[int, torch.Tensor, torch.Tensor]]:
@@ -167,20 +185,31 @@ class HeadStates:
             self._sorted[start] = _sorted(logits)
         return self._sorted[start]
 
-    def _edited(
-        self, logits: torch.Tensor, index: np.ndarray, edits: tuple[float, float, float, tuple[tuple[int, float], ...]]
-    ) -> torch.Tensor:
-        repetition, presence, frequency, bias = edits
+    def _edited(self, logits: torch.Tensor, index: np.ndarray, edits: LogitEdits) -> torch.Tensor:
         logits = logits.clone()
-        for token, value in bias:
+        if edits.allowed_ids:
+            banned = torch.ones(logits.shape[1], dtype=torch.bool, device=logits.device)
+            banned[list(edits.allowed_ids)] = False
+            logits[:, banned] = -torch.inf
+        if edits.min_tokens:
+            early = torch.from_numpy(np.flatnonzero(self._position[index] < edits.min_tokens)).to(logits.device)
+            logits[early[:, None], torch.tensor(edits.stop_ids, device=logits.device)] = -torch.inf
+        for token, value in edits.logit_bias:
             logits[:, token] += value
+        if edits.repetition_penalty == 1.0 and not (edits.presence_penalty or edits.frequency_penalty):
+            return logits
         rows, cols, in_output = self._seen(index)
-        if repetition != 1.0:
+        if edits.repetition_penalty != 1.0:
             seen = logits[rows, cols]
-            logits[rows, cols] = torch.where(seen > 0, seen / repetition, seen * repetition)
-        if presence or frequency:
-            logits[rows, cols] -= frequency * in_output + presence * (in_output > 0)
+            logits[rows, cols] = torch.where(seen > 0, seen / edits.repetition_penalty, seen * edits.repetition_penalty)
+        if edits.presence_penalty or edits.frequency_penalty:
+            logits[rows, cols] -= edits.frequency_penalty * in_output + edits.presence_penalty * (in_output > 0)
         return logits
+
+    @property
+    def _position(self) -> np.ndarray:
+        """Position of each token in its response."""
+        return np.concatenate([np.arange(len(response)) for response in self._responses])
 
     def _seen(self, index: np.ndarray) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """(place in `index`, token id, count in the output so far) of every token seen before each of these tokens."""

@@ -37,6 +37,13 @@ class HFScorer:
         self.model, self.tokenizer, self.max_tokens = model.eval(), tokenizer, max_tokens
         self._config = model.config.get_text_config()
 
+    @property
+    def eos_ids(self) -> tuple[int, ...]:
+        """Ids that end a response, as the checkpoint's generation config names them, else its tokenizer."""
+        ends = self.model.generation_config.eos_token_id
+        ends = ends if ends is not None else getattr(self.tokenizer, "eos_token_id", None)
+        return tuple(sorted(ends)) if isinstance(ends, list) else () if ends is None else (ends,)
+
     @classmethod
     def load(cls, path: str | Path, *, dtype: str = "float32", adapters: Sequence[str | Path] = ()) -> "HFScorer":
         """The scorer of a checkpoint: an HF directory, or a GGUF file with its tokenizer inside.

@@ -11,7 +11,7 @@ __all__ = ["Engine", "Sampling"]
 class Sampling:
     """Sampling settings of one recording, in the trace's own names.
 
-    `logprobs_mode`: "raw" logs log softmax of the model's logits, "processed" of what the token was drawn from.
+    `allowed_ids`: the only ids that can be sampled, () for all; a trace does not record it. `logprobs_mode`: "raw" logs log softmax of the model's logits, "processed" of what the token was drawn from.
     """
 
     temperature: float = 1.0
@@ -26,11 +26,12 @@ class Sampling:
     max_tokens: int = 128
     logprobs_mode: Literal["raw", "processed"] = "raw"
     seed: int = 0
+    allowed_ids: tuple[int, ...] = ()
 
     def record(self) -> dict[str, Any]:
         """The `sampling` record of a trace row."""
         values = asdict(self)
-        del values["max_tokens"]
+        del values["max_tokens"], values["allowed_ids"]
         return {name: value for name, value in values.items() if name not in ("logit_bias", "min_tokens") or value}
 
 

@@ -3,16 +3,28 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
-__all__ = ["SamplingTransform"]
+__all__ = ["LogitEdits", "SamplingTransform"]
+
+
+class LogitEdits(NamedTuple):
+    """What a sampling transform does to single logits."""
+
+    repetition_penalty: float
+    presence_penalty: float
+    frequency_penalty: float
+    logit_bias: tuple[tuple[int, float], ...]
+    allowed_ids: tuple[int, ...]
+    min_tokens: int
+    stop_ids: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingTransform:
     """From raw logits to the logits a token is drawn from, in vLLM's order.
 
-    logit bias → repetition penalty (prompt and output) → frequency and presence penalty (output) → temperature →
+    allowed ids → min-tokens and logit bias → repetition penalty (prompt and output) → frequency and presence penalty (output) → temperature →
     min-p → top-k → top-p. vLLM's `processed_logprobs` are the log softmax of the result, its `raw_logprobs` that of the
     logits before all of it.
 
@@ -33,6 +45,11 @@ class SamplingTransform:
         presence_penalty: subtracted from logits of tokens seen in the output.
         frequency_penalty: subtracted once for each time a token was seen in the output.
         logit_bias: added to logits by token id, as (id, bias) pairs or a mapping.
+        allowed_ids: the only ids that can be sampled (a grammar that is the same at every position); () for all.
+        min_tokens: output tokens before which no id of `stop_ids` can be sampled.
+        stop_ids: ids that end a response.
+        likeliest: the log-prob of the likeliest token instead of the sampled one, as code reports it that reads the
+            first of the top log-probs.
 
     Raises:
         ValueError: a value outside its range.
@@ -52,6 +69,10 @@ class SamplingTransform:
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     logit_bias: Mapping[int, float] | tuple[tuple[int, float], ...] = ()
+    allowed_ids: tuple[int, ...] = ()
+    min_tokens: int = 0
+    stop_ids: tuple[int, ...] = ()
+    likeliest: bool = False
 
     def __post_init__(self) -> None:
         pairs = self.logit_bias.items() if isinstance(self.logit_bias, Mapping) else self.logit_bias
@@ -98,6 +119,9 @@ class SamplingTransform:
         return tuple(self.logit_bias.items()) if isinstance(self.logit_bias, Mapping) else self.logit_bias
 
     @property
-    def edits(self) -> tuple[float, float, float, tuple[tuple[int, float], ...]]:
+    def edits(self) -> "LogitEdits":
         """The part that changes logits token by token, before temperature: equal values share one edited copy."""
-        return self.repetition_penalty, self.presence_penalty, self.frequency_penalty, self.bias
+        return LogitEdits(
+            self.repetition_penalty, self.presence_penalty, self.frequency_penalty, self.bias, self.allowed_ids,
+            self.min_tokens if self.stop_ids else 0, self.stop_ids if self.min_tokens else (),
+        )  # fmt: skip
