@@ -12,6 +12,7 @@ from unskew.causes import (
     _position,
     _record,
     _routing,
+    _rows,
     _sampling,
     _silent,
     _template,
@@ -32,8 +33,8 @@ CAUSES: Mapping[str, Cause] = {
     cause.id: cause
     for cause in (
         _sampling.Temperature(), _sampling.TemperatureRaw(), _sampling.TemperatureAfterSoftmax(), _sampling.TopP(),
-        _sampling.TopK(), _sampling.MinP(), _penalty.RepetitionPenalty(), _penalty.PresencePenalty(), _penalty.FrequencyPenalty(), _penalty.LogitBias(), _penalty.MinTokens(), _penalty.Grammar(), _penalty.Greedy(), _silent.Silent(), _record.Shift(), _record.PromptInMask(),
-        _record.SyntheticEos(), _record.FilledLogp(), _record.RowOrder(), _record.Retokenized(), _template.Bos(),
+        _sampling.TopK(), _sampling.MinP(), _penalty.RepetitionPenalty(), _penalty.PresencePenalty(), _penalty.FrequencyPenalty(), _penalty.LogitBias(), _penalty.MinTokens(), _penalty.Grammar(), _penalty.Greedy(), _silent.Silent(), _record.Shift(), _rows.PromptInMask(), _rows.PaddingInMask(), _rows.ToolInMask(), _rows.EosDropped(), _rows.Truncated(), _rows.StopTrimmed(), _rows.ImageExpansion(),
+        _record.SyntheticEos(), _record.FilledLogp(), _record.RowOrder(), _record.WrongToken(), _record.LogpUnit(), _record.ChunkBoundary(), _record.RowPairing(), _rows.Retokenized(), _template.Bos(),
         _position.LeftPad(), _position.Packing(), _weights.Stale(), _weights.AdapterMissing(), _weights.AdapterTwice(),
         _weights.TiedHead(), _weights.PartialSync(), _weights.Quantized(), _weights.StalePrefixCache(),
         _config.Rope(), _config.AttentionScale(), _config.SlidingWindow(), _config.Softcap(), _config.NormEps(), _config.VocabPadding(),

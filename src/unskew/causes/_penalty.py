@@ -19,6 +19,8 @@ _MOST_IDS = 16
 _LARGEST = 8.0
 """A larger bias than this many nats is not looked for."""
 _BANNED = 1e-8
+_SURE = 0.02
+"""Relative standard error up to which the factor of an id is reported."""
 
 PENALTIES = (0.8, 0.9, 1.0, 1.1, 1.2, 1.35, 1.5, 1.8, 2.2)
 
@@ -133,8 +135,14 @@ class LogitBias(Cause):
             if after @ after > 0.7 * (left @ left):
                 break
             chosen, factors, left = [*chosen, token], more, after
-        if chosen:
-            yield self.intervene(**{str(t): round(math.log(max(1 + f, _BANNED)), 5) for t, f in zip(chosen, factors.tolist(), strict=True)})
+        if not chosen:
+            return
+        variance = (
+            np.diag(np.linalg.pinv(design[:, chosen].T @ design[:, chosen])) * (left @ left) / max(len(left) - len(chosen), 1)
+        )
+        odds = np.maximum(1 + factors, _BANNED)
+        sure = np.sqrt(variance) < _SURE * np.maximum(odds, np.abs(factors))
+        yield self.intervene(**{str(chosen[k]): round(math.log(odds[k]), 5) for k in np.flatnonzero(sure)})
 
 
 class Grammar(Cause):

@@ -1,15 +1,21 @@
 """Record causes: the numbers are right and stand in the wrong place."""
 
 from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
 from unskew.causes._base import CLIP_NATS, Cause, Facts, Gap, Intervention, Parameter, Reading, Side
-from unskew.trace import SEGMENT_PROMPT, Trace
+from unskew.score import Inputs
+from unskew.trace import Trace
 
-__all__ = ["FilledLogp", "PromptInMask", "Retokenized", "RowOrder", "Shift", "SyntheticEos", "shift"]
+__all__ = ["ChunkBoundary", "FilledLogp", "LogpUnit", "RowOrder", "RowPairing", "Shift", "SyntheticEos", "WrongToken", "shift"]
 
 _ANY: frozenset[Side] = frozenset({"rollout", "trainer", "record"})
+_UNITS = {"bits": 1 / np.log(2), "base 10": 1 / np.log(10)}
+_PAIRINGS, _PAIRING_TOKENS = 64, 24
+"""Rows whose prompts are tried, nearest first, and tokens that they are tried on."""
 
 
 class Shift(Cause):
@@ -138,44 +144,6 @@ class FilledLogp(Cause):
                 )  # fmt: skip
 
 
-class PromptInMask(Cause):
-    """The loss mask covers the prompt (methods 11)."""
-
-    id = "record.prompt-in-mask"
-    says = "the loss mask covers prompt tokens, which the policy did not sample"
-    sides = frozenset({"record"})
-    kind = "lint"
-    screens_on = "masked tokens of segment 0, or responses that begin with their own prompt inside the mask"
-    refute = "no token of the mask belongs to the prompt"
-    remedy = "cut the mask to the sampled tokens (segment 1)"
-    settings = ()
-    planted = "record"
-
-    def intervene(self, **parameters: Parameter) -> Intervention:
-        return Intervention(self.id, {}, rows=_prompt_into_response)
-
-    def read(self, trace: Trace, facts: Facts) -> Iterable[Reading]:
-        if trace.has("segment_ids"):
-            bad = trace.mask & (trace.tokens("segment_ids") == SEGMENT_PROMPT)
-            how = "their segment is 0 (prompt)"
-        elif trace.has("prompt_ids"):
-            bad = np.zeros(trace.n_tokens, bool)
-            ids = trace.tokens("response_ids")
-            for start, stop, prompt in zip(trace.cu_seqlens[:-1], trace.cu_seqlens[1:], trace.ragged("prompt_ids"), strict=True):
-                if 1 < len(prompt) <= stop - start and np.array_equal(ids[start : start + len(prompt)], prompt):
-                    bad[start : start + len(prompt)] = trace.mask[start : start + len(prompt)]
-            how = "the response begins with its own prompt"
-        else:
-            return
-        rows = np.unique(trace.row_of_token[bad])
-        if len(rows) > 0.1 * len(trace):
-            yield Reading(
-                self.id, "record", "error",
-                (f"{int(bad.sum())} of {int(trace.mask.sum())} masked tokens in {len(rows)} rows are prompt: {how}",),
-                {"tokens": int(bad.sum())}, np.flatnonzero(bad), bad,
-            )  # fmt: skip
-
-
 class RowOrder(Cause):
     """Rows permuted between the two passes (methods 21)."""
 
@@ -224,38 +192,148 @@ class RowOrder(Cause):
         )  # fmt: skip
 
 
-class Retokenized(Cause):
-    """Ids differ from the sampled ids, same text (methods 17)."""
+class WrongToken(Cause):
+    """The log-prob of the likeliest token instead of the sampled one."""
 
-    id = "record.retokenized"
-    says = "the trainer scored other token ids than the engine sampled: exact up to a point in each row, wrong from there"
-    sides = frozenset({"record"})
-    kind = "lint"
-    screens_on = "in each row |d| is at its floor before an onset and far above it from there on; onsets differ by row"
-    refute = "tokens before and after the onset differ alike"
-    remedy = "pass token ids from the engine to the trainer; never decode and encode again"
-    settings = ("rollout.return_token_ids",)
+    id = "record.wrong-token-logp"
+    says = "the recorded log-probs are those of the likeliest token, not of the sampled one"
+    sides = _ANY
+    screens_on = "recorded log-probs exceed the clean ones wherever another token than the likeliest was sampled"
+    refute = "a recorded log-prob below that of the likeliest token"
+    remedy = "look the sampled token's id up among the returned log-probs; the first entry is the likeliest one"
+    settings = ("rollout.logprobs",)
+    needs_model = True
+    planted = "rollout"
 
-    def read(self, trace: Trace, facts: Facts) -> Iterable[Reading]:
-        if not (trace.has("old_logp") and trace.has("rollout_logp")):
+    def switches(self, **parameters: Parameter) -> dict[str, Any]:
+        return {}
+
+    def intervene(self, **parameters: Parameter) -> Intervention:
+        return Intervention(self.id, {}, sampling={"likeliest": True})
+
+    def propose(self, gap: Gap) -> Iterable[Intervention]:
+        yield self.intervene()
+
+
+class LogpUnit(Cause):
+    """Log-probs in another unit: base 2 or 10, another sign (methods 22)."""
+
+    id = "record.logp-unit"
+    says = "one side's log-probs are in another unit than nats: another base, another sign, or probabilities"
+    sides = _ANY
+    screens_on = "the gap is in proportion to the log-prob, with no intercept"
+    refute = "recorded log-probs divided by the factor differ from the clean scorer's"
+    remedy = "use the natural logarithm, keep its sign, and do not exponentiate"
+    settings = ()
+    planted = "rollout"
+
+    def draw(self, rng: np.random.Generator) -> dict[str, Parameter]:
+        return {"unit": str(rng.choice(["bits", "base 10"]))}
+
+    def intervene(self, **parameters: Parameter) -> Intervention:
+        factor = _UNITS[str(parameters["unit"])]
+        return Intervention(self.id, dict(parameters), logp=lambda logp, _: logp * factor)
+
+    def propose(self, gap: Gap) -> Iterable[Intervention]:
+        recorded, predicted = gap.recorded[gap.keep], gap.predicted[gap.keep]
+        if (predicted**2).sum() > 0:
+            slope = float((recorded * predicted).sum() / (predicted**2).sum())
+            for unit, factor in _UNITS.items():
+                if abs(slope - factor) < 0.1 * abs(factor):
+                    yield self.intervene(unit=unit)
+
+
+class ChunkBoundary(Cause):
+    """Wrong log-probs at one residue of a fixed period of positions."""
+
+    id = "record.chunk-boundary"
+    says = "log-probs are wrong at a fixed period of positions: labels were rolled inside each chunk of a split sequence"
+    sides = _ANY
+    screens_on = (
+        "tokens with a large gap stand at one residue of the position modulo a period, and nearly all tokens there are wrong"
+    )
+    refute = "tokens at the boundaries agree, or large gaps stand elsewhere too"
+    remedy = "roll the labels before the sequence is split over ranks, or exchange the token at the boundary"
+    settings = ("trainer.context_parallel",)
+    symmetric = True
+    fitted = 2
+    planted = "trainer"
+
+    def draw(self, rng: np.random.Generator) -> dict[str, Parameter]:
+        return {"period": int(rng.choice([8, 16, 32])), "offset": 0}
+
+    def intervene(self, **parameters: Parameter) -> Intervention:
+        period, offset = int(parameters["period"]), int(parameters["offset"])
+
+        def rolled(logp: np.ndarray, trace: Trace) -> np.ndarray:
+            at = np.flatnonzero(_absolute(trace) % period == offset)
+            return _with(logp, at, logp[np.maximum(at - period, 0)] - 1.0)
+
+        return Intervention(self.id, dict(parameters), logp=rolled, stage=1)
+
+    def propose(self, gap: Gap) -> Iterable[Intervention]:
+        size = np.abs(gap.residual)
+        wrong = gap.keep & (size > max(0.05, 10 * float(np.median(size[gap.keep]))) if gap.keep.any() else gap.keep)
+        if not 3 <= wrong.sum() < 0.3 * gap.keep.sum():
             return
-        gap = np.abs(trace.tokens("old_logp").astype(np.float64) - trace.tokens("rollout_logp"))
-        wrong = trace.mask & (gap > 0.02)
-        onsets, clean_before = [], []
-        for start, stop in zip(trace.cu_seqlens[:-1], trace.cu_seqlens[1:], strict=True):
-            hits = np.flatnonzero(wrong[start:stop])
-            after = stop - start - (hits[0] if len(hits) else 0)
-            if len(hits) > 2 and hits[0] > 2 and after > 4 and len(hits) > 0.3 * after:
-                onsets.append(int(hits[0]))
-                clean_before.append(float(gap[start : start + hits[0]].max()))
-        if len(onsets) > 0.5 * len(trace) and len(set(onsets)) > 2 and np.median(clean_before) < 1e-3:
-            first = trace.cu_seqlens[:-1][: len(onsets)] + np.asarray(onsets)
-            yield Reading(
-                self.id, "record", "error",
-                (f"{len(onsets)} of {len(trace)} rows agree within {max(clean_before):.1g} nat up to an onset at tokens "
-                 f"{min(onsets)}–{max(onsets)} and disagree from there",),
-                {"onset": int(np.median(onsets))}, first,
-            )  # fmt: skip
+        for position in (_absolute(gap.trace), gap.trace.position):
+            for period in range(int(position.max()) // 2, 3, -1):
+                bad = np.bincount(position[wrong] % period, minlength=period)
+                offset = int(np.argmax(bad))
+                here = gap.keep & (position % period == offset)
+                if bad[offset] > 0.8 * wrong.sum() and wrong[here].mean() > 0.8 and len(np.unique(position[here & wrong])) > 1:
+                    yield Intervention(
+                        self.id, {"period": period, "offset": offset}, stage=1,
+                        logp=lambda logp, _, here=here: np.where(here, np.nan, logp),
+                    )  # fmt: skip
+                    return
+
+
+class RowPairing(Cause):
+    """Responses scored under other rows' prompts."""
+
+    id = "record.row-pairing"
+    says = "responses were scored under another row's prompt"
+    sides = _ANY
+    screens_on = "a large gap that is largest at the first tokens; another row's prompt reproduces the recorded log-probs"
+    refute = "no other row's prompt brings the clean scorer nearer to the recorded log-probs"
+    remedy = "join prompts and responses by id; repeat prompts in the order in which the engine returns its samples"
+    settings = ("trainer.dynamic_batch",)
+    needs_model = True
+    costly = True
+    fitted = 1
+    planted = "trainer"
+
+    def draw(self, rng: np.random.Generator) -> dict[str, Parameter]:
+        return {"step": int(rng.integers(1, 6))}
+
+    def intervene(self, **parameters: Parameter) -> Intervention:
+        return Intervention(self.id, dict(parameters), inputs=_Paired(int(parameters["step"])))
+
+    def propose(self, gap: Gap) -> Iterable[Intervention]:
+        n = len(gap.trace)
+        tokens = gap.screened
+        if n < 3 or not len(tokens) or np.abs(gap.residual[tokens]).mean() < 0.05:
+            return
+        first = tokens[gap.trace.row_of_token[tokens] == gap.trace.row_of_token[tokens[0]]][:_PAIRING_TOKENS]
+        steps = sorted(range(1, n), key=lambda step: min(step, n - step))[:_PAIRINGS]
+        pairs = [self.intervene(step=step) for step in steps]
+        losses = gap.loss(gap.counterfactual.predict([(*gap.accepted, pair) for pair in pairs], tokens=first))[:, first].sum(
+            axis=1
+        )
+        if losses.min() < 0.5 * gap.loss(gap.predicted)[first].sum():
+            yield pairs[int(np.argmin(losses))]
+
+
+@dataclass(frozen=True, slots=True)
+class _Paired:
+    """Prompts rolled over the rows."""
+
+    step: int
+
+    def __call__(self, inputs: Inputs, _: Trace, __: Facts) -> Inputs:
+        n = len(inputs.prompts)
+        return replace(inputs, prompts=[inputs.prompts[(row - self.step) % n] for row in range(n)])
 
 
 def shift(values: np.ndarray, cu_seqlens: np.ndarray, lag: int) -> np.ndarray:
@@ -316,14 +394,11 @@ def _with_eos(trace: Trace, facts: Facts) -> Trace:
     return Trace.from_rows(rows, path=trace.path)
 
 
-def _prompt_into_response(trace: Trace) -> Trace:
-    """Rows whose response is the full row, with log-prob 0 on the prompt and the mask over all of it."""
-    rows = trace.table.to_pylist()
-    for row in rows:
-        n = len(row["prompt_ids"])
-        row["response_ids"] = row["prompt_ids"] + row["response_ids"]
-        for name in ("rollout_logp", "old_logp", "entropy", "noise_scale"):
-            if row.get(name) is not None:
-                row[name] = [0.0] * n + row[name]
-        row.pop("mask", None)
-    return Trace.from_rows(rows, path=trace.path)
+def _absolute(trace: Trace) -> np.ndarray:
+    """Position of each token in prompt and response, int64 (N,)."""
+    start = (
+        np.array([len(context) for context in trace.contexts()], np.int64)
+        if trace.has("prompt_ids")
+        else np.zeros(len(trace), np.int64)
+    )
+    return trace.position + start[trace.row_of_token]

@@ -145,7 +145,7 @@ def _sample(
     model: LabModel, changes: Sequence[Intervention], drawn: Mapping[str, Mapping[str, Any]], *, sampling: Sampling, n: int,
     dtype: str,
 ) -> tuple[Trace, bool]:  # fmt: skip
-    """Rows as sampled, and whether an input cannot be sampled with (positions, another model's K/V) but only scored with."""
+    """Rows as sampled, and whether a change cannot be sampled with (positions, another model's K/V, another token's log-prob) but only scored with."""
     messages = prompts(n, seed=sampling.seed)
     tokenizer = model.tokenizer
     ids = [tokenizer.apply_chat_template(m, add_generation_prompt=True, return_dict=False) for m in messages]
@@ -175,7 +175,7 @@ def _sample(
                 "source": {**row["source"], "dtype": dtype}, "reward": reward(message[-1]["content"], text)}  # fmt: skip
         if routed is not None:
             row["routed_experts"] = routed[k].tolist()
-    rescored = inputs.positions is not None or inputs.cached is not None
+    rescored = inputs.positions is not None or inputs.cached is not None or any("likeliest" in c.sampling for c in changes)
     return Trace.from_rows(rows, path=f"<lab seed {sampling.seed}>"), rescored
 
 
