@@ -235,7 +235,8 @@ class LogpUnit(Cause):
         return Intervention(self.id, dict(parameters), logp=lambda logp, _: logp * factor)
 
     def propose(self, gap: Gap) -> Iterable[Intervention]:
-        recorded, predicted = gap.recorded[gap.keep], gap.predicted[gap.keep]
+        use = gap.keep & np.isfinite(gap.predicted)
+        recorded, predicted = gap.recorded[use], gap.predicted[use]
         if (predicted**2).sum() > 0:
             slope = float((recorded * predicted).sum() / (predicted**2).sum())
             for unit, factor in _UNITS.items():
@@ -349,7 +350,7 @@ def shift(values: np.ndarray, cu_seqlens: np.ndarray, lag: int) -> np.ndarray:
     return np.where(inside, values[np.clip(index, 0, max(len(values) - 1, 0))], np.nan)
 
 
-def _with(values: np.ndarray, where: np.ndarray | slice, value: float) -> np.ndarray:
+def _with(values: np.ndarray, where: np.ndarray | slice, value: float | np.ndarray) -> np.ndarray:
     out = values.copy()
     out[where] = value
     return out

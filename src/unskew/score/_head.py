@@ -89,7 +89,7 @@ class HeadStates:
         """
         out = np.full((len(transforms), len(self)), np.nan)
         wanted = np.arange(len(self)) if tokens is None else tokens
-        groups: dict[tuple, list[int]] = {}
+        groups: dict[LogitEdits, list[int]] = {}
         for k, transform in enumerate(transforms):
             groups.setdefault(transform.edits, []).append(k)
         for start, chunk in self._logits():
