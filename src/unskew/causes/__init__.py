@@ -34,9 +34,9 @@ CAUSES: Mapping[str, Cause] = {
     for cause in (
         _sampling.Temperature(), _sampling.TemperatureRaw(), _sampling.TemperatureAfterSoftmax(), _sampling.TopP(),
         _sampling.TopK(), _sampling.MinP(), _penalty.RepetitionPenalty(), _penalty.PresencePenalty(), _penalty.FrequencyPenalty(), _penalty.LogitBias(), _penalty.MinTokens(), _penalty.Grammar(), _penalty.Greedy(), _silent.Silent(), _record.Shift(), _rows.PromptInMask(), _rows.PaddingInMask(), _rows.ToolInMask(), _rows.EosDropped(), _rows.Truncated(), _rows.StopTrimmed(), _rows.ImageExpansion(),
-        _record.SyntheticEos(), _record.FilledLogp(), _record.RowOrder(), _record.WrongToken(), _record.LogpUnit(), _record.ChunkBoundary(), _record.RowPairing(), _rows.Retokenized(), _template.Bos(),
+        _record.SyntheticEos(), _record.FilledLogp(), _record.RowOrder(), _record.WrongToken(), _record.LogpUnit(), _record.ChunkBoundary(), _record.RowPairing(), _rows.Retokenized(), _template.Bos(), _template.Prompt(), _template.History(),
         _position.LeftPad(), _position.Packing(), _weights.Stale(), _weights.AdapterMissing(), _weights.AdapterTwice(),
-        _weights.TiedHead(), _weights.PartialSync(), _weights.Quantized(), _weights.StalePrefixCache(),
+        _weights.TiedHead(), _weights.PartialSync(), _weights.Quantized(), _weights.StalePrefixCache(), _weights.RecomputeHides(),
         _config.Rope(), _config.AttentionScale(), _config.SlidingWindow(), _config.Softcap(), _config.NormEps(), _config.VocabPadding(),
         _numerics.Head(), _numerics.KVCache(), _numerics.Activations(), _numerics.TensorParallel(), _numerics.AttentionKernel(),
         _numerics.FusedKernel(), _numerics.RopePrecision(), _numerics.LogpStorage(), _numerics.Body(), _mode.TrainMode(), _routing.Flips(),

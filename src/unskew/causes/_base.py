@@ -196,11 +196,13 @@ class Gap:
 
     @cached_property
     def screened(self) -> np.ndarray:
-        """Tokens of the loss that a forward pass of their own is spent on first: a few whole fit sequences; sorted."""
+        """Tokens of the loss that a forward pass of their own is spent on first: whole fit sequences of all sizes of loss; sorted."""
         use = self.keep & self.fit
         rows = np.unique(self.trace.row_of_token[use])
         tokens = max(_SCREEN_TOKENS, int(self.keep.sum() * _SCREEN_SHARE))
         count = max(_SCREEN_ROWS, round(len(rows) * min(1.0, tokens / max(int(use.sum()), 1))))
+        loss = np.bincount(self.trace.row_of_token, np.where(use, self.loss(self.predicted), 0.0), len(self.trace))[rows]
+        rows = rows[np.argsort(loss, kind="stable")]
         rows = rows[np.unique(np.linspace(0, len(rows) - 1, min(count, len(rows))).astype(int))] if len(rows) else rows
         return np.flatnonzero(use & np.isin(self.trace.row_of_token, rows))
 
@@ -270,6 +272,8 @@ class Cause:
     """Side that the lab plants it on; None where the lab cannot plant it."""
     plants_in: ClassVar[str] = "dense"
     """Lab model that it is planted in."""
+    plants_on: ClassVar[Literal["prompts", "conversations"]] = "prompts"
+    """What the lab samples on: one question, or a question after earlier turns."""
 
     def draw(self, rng: np.random.Generator) -> dict[str, Parameter]:
         """Parameters for the lab, from ranges that were fixed before the search was tuned."""

@@ -1,6 +1,7 @@
 """Weights causes: the engine holds other weights than the trainer."""
 
 from collections.abc import Iterable
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -8,10 +9,22 @@ from unskew.causes._base import Cause, Facts, Gap, Intervention, Parameter, Read
 from unskew.causes._contrast import contrast
 from unskew.causes._edited import FormatCause
 from unskew.causes._fit import probe
+from unskew.score import Inputs
 from unskew.trace import Trace
 
-__all__ = ["AdapterMissing", "AdapterTwice", "PartialSync", "Quantized", "Stale", "StalePrefixCache", "TiedHead"]
+__all__ = [
+    "AdapterMissing",
+    "AdapterTwice",
+    "PartialSync",
+    "Quantized",
+    "RecomputeHides",
+    "Stale",
+    "StalePrefixCache",
+    "TiedHead",
+]
 
+_SAME = 1e-3
+"""Nats within which two trainer passes count as one."""
 _FOLLOWS = 0.15
 """Cosine with the gap above which an older checkpoint is taken apart."""
 
@@ -37,16 +50,12 @@ class Stale(Cause):
         return Intervention(self.id, {"lag": lag}, scorer=f"older:{lag}")
 
     def propose(self, gap: Gap) -> Iterable[Intervention]:
-        for lag in _lags(gap):
-            yield self.intervene(lag=lag)
+        if not _hidden(gap.trace).any():
+            yield from (self.intervene(lag=lag) for lag in _lags(gap))
 
     def read(self, trace: Trace, facts: Facts) -> Iterable[Reading]:
-        if not (trace.has("weight_version") and "old_version" in trace.columns):
-            return
-        lag = np.repeat([np.nan if v is None else v for v in trace.rows("old_version")], trace.lengths) - trace.tokens(
-            "weight_version"
-        )
-        behind = trace.mask & (lag > 0)
+        lag = _lag(trace)
+        behind = trace.mask & (lag > 0) & ~_hidden(trace)
         if behind.any():
             yield Reading(
                 self.id, "rollout", "info",
@@ -192,14 +201,102 @@ class StalePrefixCache(Cause):
     id = "weights.stale-prefix-cache"
     says = "only requests that hit the prefix cache disagree: their K/V are from before the weight update"
     sides = frozenset({"rollout"})
-    kind = "lint"
-    screens_on = "|d| of rows with cached_tokens > 0 against rows without"
+    screens_on = "|d| of rows with cached_tokens > 0 against rows without; older K/V in those prefixes reproduce it"
     refute = "rows with and without a cache hit differ alike"
     remedy = "reset the prefix cache after every weight update"
     settings = ("rollout.prefix_cache",)
+    costly = True
+    fitted = 1
+    planted = "rollout"
+
+    def draw(self, rng: np.random.Generator) -> dict[str, Parameter]:
+        return {"lag": int(rng.integers(1, 4))}
+
+    def intervene(self, **parameters: Parameter) -> Intervention:
+        lag = int(parameters["lag"])
+        return Intervention(self.id, {"lag": lag}, inputs=_Cached(f"older:{lag}"), sampled=_with_hits)
+
+    def propose(self, gap: Gap) -> Iterable[Intervention]:
+        if any(gap.trace.rows("cached_tokens")):
+            yield from (self.intervene(lag=lag) for lag in _lags(gap))
 
     def read(self, trace: Trace, facts: Facts) -> Iterable[Reading]:
         yield from contrast(self, trace, "cached_tokens", "rollout")
+
+
+@dataclass(frozen=True, slots=True)
+class _Cached:
+    """The first `cached_tokens` tokens of each row read through the K/V of another scorer."""
+
+    scorer: str
+
+    def __call__(self, inputs: Inputs, trace: Trace, _: Facts) -> Inputs:
+        return replace(inputs, cached=([int(hit or 0) for hit in trace.rows("cached_tokens")], self.scorer))
+
+
+def _with_hits(trace: Trace, _: Facts) -> Trace:
+    """Every second row hits the cache with all but its prompt's last tokens."""
+    prompts = [len(prompt) for prompt in trace.contexts()]
+    return trace.with_rows(cached_tokens=[n // 8 * 8 if row % 2 else 0 for row, n in enumerate(prompts)])
+
+
+class RecomputeHides(Cause):
+    """old_logp recomputed with newer weights than those that sampled."""
+
+    id = "weights.recompute-hides"
+    says = "old_logp was recomputed with newer weights than those that sampled, so the training ratio is 1 and hides the lag"
+    sides = frozenset({"rollout"})
+    screens_on = "weight_version < old_version = train_version, and logp equals old_logp while rollout_logp differs"
+    refute = "old_logp is that of the weights that sampled, or the loss uses rollout_logp in its ratio"
+    remedy = "keep rollout_logp as the old log-prob of stale rows, or weight them by old/rollout, or limit the lag"
+    settings = ("trainer.max_staleness", "rollout.weight_sync")
+    fitted = 1
+    planted = "rollout"
+
+    def draw(self, rng: np.random.Generator) -> dict[str, Parameter]:
+        return {"lag": int(rng.integers(1, 4))}
+
+    def intervene(self, **parameters: Parameter) -> Intervention:
+        lag = int(parameters["lag"])
+        return Intervention(self.id, {"lag": lag}, scorer=f"older:{lag}", rows=lambda trace: _recomputed(trace, lag))
+
+    def propose(self, gap: Gap) -> Iterable[Intervention]:
+        if _hidden(gap.trace).any():
+            yield from (self.intervene(lag=lag) for lag in _lags(gap))
+
+    def read(self, trace: Trace, facts: Facts) -> Iterable[Reading]:
+        hidden = _hidden(trace)
+        if hidden.any():
+            lag = int(_lag(trace)[hidden].max())
+            says = (
+                f"{hidden.sum() / trace.mask.sum():.1%} of the tokens were sampled up to {lag} versions before the weights that "
+                "computed old_logp, and logp equals old_logp there"
+            )
+            yield Reading(self.id, "rollout", "warn", (says,), {"lag": lag}, np.flatnonzero(hidden))
+
+
+def _recomputed(trace: Trace, lag: int) -> Trace:
+    """Rows sampled `lag` versions before the one that both trainer passes ran at."""
+    out = trace.with_tokens(logp=trace.tokens("old_logp"), weight_version=np.full(trace.n_tokens, 10 - lag))
+    return out.with_rows(old_version=[10] * len(trace), train_version=[10] * len(trace))
+
+
+def _lag(trace: Trace) -> np.ndarray:
+    """Versions between the weights that sampled a token and those of old_logp, NaN where not declared, float64 (N,)."""
+    if not (trace.has("weight_version") and "old_version" in trace.columns):
+        return np.full(trace.n_tokens, np.nan)
+    old = np.array([np.nan if version is None else version for version in trace.rows("old_version")], np.float64)
+    return np.repeat(old, trace.lengths) - trace.tokens("weight_version")
+
+
+def _hidden(trace: Trace) -> np.ndarray:
+    """Tokens of older weights whose two trainer passes are one, at the newer version; bool (N,)."""
+    if not (trace.has("logp") and trace.has("old_logp")):
+        return np.zeros(trace.n_tokens, bool)
+    versions = zip(trace.rows("old_version"), trace.rows("train_version"), strict=True)
+    same = np.array([old is not None and old == train for old, train in versions], bool)[trace.row_of_token]
+    close = np.abs(trace.tokens("logp").astype(np.float64) - trace.tokens("old_logp")) < _SAME
+    return trace.mask & same & close & (_lag(trace) > 0)
 
 
 def _lags(gap: Gap) -> list[int]:

@@ -13,7 +13,7 @@ from unskew._errors import UnskewError
 from unskew.causes import CAUSES, Facts, Intervention, Parameter
 from unskew.diagnose import ModelCounterfactual, load_scorers, recorded
 from unskew.lab._models import model_path
-from unskew.lab._task import prompts, reward
+from unskew.lab._task import conversations, prompts, reward
 from unskew.score import Edit, HFEngine, HFScorer, Inputs, Sampling
 from unskew.trace import Trace
 
@@ -146,7 +146,8 @@ def _sample(
     dtype: str,
 ) -> tuple[Trace, bool]:  # fmt: skip
     """Rows as sampled, and whether a change cannot be sampled with (positions, another model's K/V, another token's log-prob) but only scored with."""
-    messages = prompts(n, seed=sampling.seed)
+    talks = any(CAUSES[name].plants_on == "conversations" for name in drawn)
+    messages = conversations(n, sampling.seed) if talks else prompts(n, sampling.seed)
     tokenizer = model.tokenizer
     ids = [tokenizer.apply_chat_template(m, add_generation_prompt=True, return_dict=False) for m in messages]
     names = {change.scorer for change in changes if change.scorer}

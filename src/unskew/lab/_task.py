@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from random import Random
 
-__all__ = ["Problem", "documents", "problem_of", "prompts", "reward"]
+__all__ = ["Problem", "conversations", "documents", "problem_of", "prompts", "reward"]
 
 _MODULI = (5, 7, 9)
 _WORDS = {"+": "plus", "-": "minus", "*": "times"}
@@ -181,6 +181,25 @@ def prompts(n: int, seed: int, *, split: str = "train") -> list[list[dict[str, s
     """
     rng = Random(f"{split}-{seed}")
     return [_prompt(rng, _problem(rng, held_out=_is_held_out(split))) for _ in range(n)]
+
+
+def conversations(n: int, seed: int) -> list[list[dict[str, str]]]:
+    """`n` chat prompts after two answered questions, whose answers begin with thinking in `<think>` tags.
+
+    Example:
+        >>> [message["role"] for message in conversations(1, 0)[0]]
+        ['user', 'assistant', 'user', 'assistant', 'user']
+    """
+    rng = Random(f"conversations-{seed}")
+    out = []
+    for _ in range(n):
+        turns: list[dict[str, str]] = []
+        for _ in range(2):
+            problem = _problem(rng, held_out=False)
+            thinking = f"<think>The numbers are small and the modulus is {problem.modulus}.</think>\n"
+            turns += [_prompt(rng, problem)[-1], {"role": "assistant", "content": thinking + _answer(rng, problem, 0.6)}]
+        out.append([*turns, _prompt(rng, _problem(rng, held_out=False))[-1]])
+    return out
 
 
 def documents(seed: int, *, split: str = "train", tilt: float = 0.6) -> Iterator[list[dict[str, str]]]:
