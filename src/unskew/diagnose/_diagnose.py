@@ -330,11 +330,16 @@ def _shares(sides: Sequence[SideResult], d: np.ndarray, gap: Gap) -> tuple[np.nd
 
 
 def _blocks(trace: Trace, keep: np.ndarray) -> np.ndarray:
-    """The sequences, or where fewer than 8 hold tokens of the loss their runs of 8 positions; int64 (N,)."""
+    """The sequences, or where fewer than 8 hold tokens of the loss their runs of 8 positions; int64 (N,).
+
+    Numbered at random: rows that alternate between two kinds must not all be fitted on, or all be held out.
+    """
     key = trace.row_of_token.astype(np.int64)
     if len(np.unique(key[keep])) < 8:
         key = (key << 32) + trace.position // 8
-    return np.searchsorted(np.unique(key[keep]), key)
+    known = np.unique(key[keep])
+    order = np.random.default_rng(0).permutation(len(known))
+    return np.append(order, len(known))[np.searchsorted(known, key)]
 
 
 def _one(values: Sequence[Any]) -> Any:
