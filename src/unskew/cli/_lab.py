@@ -222,3 +222,17 @@ def floors_command(
             console.print(f"{f.model[:11]:12s}{f.engine:9s}{f'{f.dtype}/{f.trainer_dtype}':19s}{figures}", soft_wrap=True)
 
     emit({"schema_version": 1, "floors": [asdict(f) for f in rows]}, as_json=as_json, human=human)
+
+
+@command.command("pages")
+@click.option("-o", "--out", type=click.Path(file_okay=False, path_type=Path), default=Path("docs/causes"), show_default=True)
+def pages_command(out: Path) -> None:
+    """Write the documentation's page of every cause, with a figure of each that the lab can plant.
+
+    \b
+    unskew lab pages -o docs/causes
+    """
+    from unskew.lab._pages import write_pages
+
+    write_pages(out, progress=say)
+    click.echo(str(out))
